@@ -1,0 +1,40 @@
+#include "isa.h"
+
+#include <cstdlib>
+#include <stdexcept>
+
+namespace packattn::cpu {
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    names.push_back("avx512");
+  }
+  if (avx2) names.push_back("avx2");
+#endif
+  names.push_back("portable");
+  return names;
+}
+
+const char* isa() {
+  // A static whose initialiser throws is tried again by the next call, so a wrong variable fails every time.
+  static const std::string chosen = [] {
+    const std::vector<std::string> names = available_isas();
+    const char* wanted = std::getenv("PACKATTN_CPU_ISA");
+    if (wanted == nullptr || *wanted == '\0') return names.front();
+    std::string list;
+    for (const std::string& name : names) {
+      if (name == wanted) return name;
+      list += (list.empty() ? "" : ", ") + name;
+    }
+    throw std::runtime_error("PACKATTN_CPU_ISA: expected one of " + list + " on this machine, got \"" +
+                             std::string(wanted) + "\"");
+  }();
+  return chosen.c_str();
+}
+
+}  // namespace packattn::cpu
