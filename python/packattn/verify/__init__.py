@@ -1,0 +1,32 @@
+"""Proof that a packed batch does not leak: three checks, each returning a report.
+
+    check_attention(fn)                 which keys influence which query rows of an attention function, in the forward
+                                        and in the backward, against the mask it should have
+    check_positions(position_ids, p)    positions restart in every document
+    probe(model, documents)             a whole model: packed against unpacked logits, and what replacing one document
+                                        does to every other one
+
+A report is a frozen dataclass with `passed`, a text table (`str(report)`), `to_dict()` for JSON and
+`raise_if_failed()`, which raises `LeakError`. A report that could not observe anything does not pass, and input from
+which nothing could be learnt (fewer than two documents with tokens) is a ValueError.
+"""
+
+from packattn.verify.attention import AttentionReport, Check, Fault, check_attention
+from packattn.verify.positions import PositionFault, PositionReport, check_positions
+from packattn.verify.probe import ProbeLeak, ProbeReport, probe
+from packattn.verify.report import LeakError, Report
+
+__all__ = [
+    "AttentionReport",
+    "Check",
+    "Fault",
+    "LeakError",
+    "PositionFault",
+    "PositionReport",
+    "ProbeLeak",
+    "ProbeReport",
+    "Report",
+    "check_attention",
+    "check_positions",
+    "probe",
+]

@@ -1,0 +1,115 @@
+"""What every report of packattn.verify shares: verdict, text, JSON, and the names of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+
+class LeakError(AssertionError):
+    """A check failed. The message is the report's text; `report` is the report itself."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+
+class Report:
+    """Base of the reports: they know whether they passed, and say in words what failed."""
+
+    @property
+    def passed(self) -> bool:
+        """True only if something was checked and nothing failed."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain lists, numbers and strings, for json.dumps. A number that is not finite becomes None."""
+        raise NotImplementedError
+
+    def raise_if_failed(self) -> None:
+        """Raises LeakError, with the report as its message, unless the report passed."""
+        if not self.passed:
+            raise LeakError(self)
+
+    def __bool__(self) -> bool:
+        # `if report:` and `assert report` read like questions about the verdict; a dataclass would always say True.
+        return self.passed
+
+
+class RowNames:
+    """Names rows of the token axis by document: "document 2, token 3 (row 11)"; rows in no document are padding.
+
+    lengths: tokens of each document, in the order of the rows. word: what a row is called in the parentheses.
+    """
+
+    def __init__(self, lengths: Sequence[int], word: str = "row") -> None:
+        self.word = word
+        self.lengths = tuple(lengths)
+        self.starts: list[int] = []
+        self.document: list[int] = []
+        for number, length in enumerate(lengths):
+            self.starts.append(len(self.document))
+            self.document += [number] * length
+
+    def document_of(self, row: int) -> int:
+        """Number of the row's document, -1 for padding."""
+        return self.document[row] if row < len(self.document) else -1
+
+    def __call__(self, row: int) -> str:
+        document = self.document_of(row)
+        if document < 0:
+            return f"padding ({self.word} {row})"
+        return f"document {document}, token {row - self.starts[document]} ({self.word} {row})"
+
+
+def difference(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """|new - old| in float64, exactly 0 where the two are equal (NaN equals NaN, -0 equals 0); never NaN.
+
+    A finite value that became NaN, or the reverse, counts as infinite.
+    """
+    same = (new == old) | (new.isnan() & old.isnan())
+    moved = (new.double() - old.double()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+    # Two different values of a float64 tensor may be closer than the smallest subnormal only if they are equal, but
+    # the same zero is forced here so that "0" always means "the same".
+    return torch.where(same, torch.zeros_like(moved), moved)
+
+
+def number(value: float) -> str:
+    """A magnitude in text: exact zero is "0", so that it cannot be taken for a rounded small number."""
+    if value == 0:
+        return "0"
+    return f"{value:.3g}"
+
+
+def plain(value: Any) -> Any:
+    """Tensors, tuples and numbers as JSON can hold them; what is not finite becomes None."""
+    if isinstance(value, torch.Tensor):
+        return plain(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  ") -> list[str]:
+    """Lines of a text table: the first column left-aligned, the others right-aligned."""
+    cells = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = []
+    for row in cells:
+        first, *others = row
+        aligned = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+        lines.append((indent + "  ".join(aligned)).rstrip())
+    lines.insert(1, indent + "  ".join("-" * width for width in widths))
+    return lines
+
+
+def plural(count: int, noun: str) -> str:
+    """"1 key", "2 keys"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
