@@ -1,0 +1,26 @@
+"""Packed sequences for PyTorch: attention that stays inside documents, the metadata it needs, and proof that it does."""
+
+from . import ops as _ops  # noqa: F401  (registers torch.ops.packattn)
+from ._version import __version__
+from .functional import (
+    attention,
+    cu_seqlens_from_lengths,
+    cu_seqlens_from_position_ids,
+    cu_seqlens_from_segment_ids,
+    dense_mask,
+    position_ids_from_cu_seqlens,
+    segment_ids_from_cu_seqlens,
+)
+from .packing import Packing
+
+__all__ = [
+    "Packing",
+    "__version__",
+    "attention",
+    "cu_seqlens_from_lengths",
+    "cu_seqlens_from_position_ids",
+    "cu_seqlens_from_segment_ids",
+    "dense_mask",
+    "position_ids_from_cu_seqlens",
+    "segment_ids_from_cu_seqlens",
+]

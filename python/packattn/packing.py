@@ -1,0 +1,254 @@
+"""Where the documents of a packed row lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from . import checks, ops  # noqa: F401  (the ops must be registered)
+from .functional import cu_seqlens_from_lengths, cu_seqlens_from_position_ids, cu_seqlens_from_segment_ids
+
+_INT32 = torch.int32
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Packing:
+    """Where the documents of a packed row (or batch of rows, flattened) lie.
+
+    Immutable, on one device, and a pytree of tensors, so that it can be an argument of a compiled or exported
+    function. Make one with a ``from_*`` method. T is the number of tokens, N the number of documents. What attention
+    needs has one entry per token, so a compiled model does not depend on N.
+
+    Attributes:
+        cu_seqlens: int32 [M + 1], offsets as varlen kernels take them. M == N unless there is padding between
+            documents: a run of padding is an entry of its own (offsets cannot skip it). Unused capacity repeats the
+            last offset.
+        starts: int32 [N], first row of each document.
+        ends: int32 [N], one past the last row of each document.
+        begin: int32 [T], ``starts`` of the token's document; padding has begin == end.
+        end: int32 [T], ``ends`` of the token's document.
+        segment_ids: int32 [T], number of the token's document, -1 for padding.
+    """
+
+    cu_seqlens: Tensor
+    starts: Tensor
+    ends: Tensor
+    begin: Tensor
+    end: Tensor
+    segment_ids: Tensor
+
+    # ---- making one ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _from_documents(cls, cu_seqlens: Tensor, starts: Tensor, ends: Tensor, total: int) -> Packing:
+        begin, end, _, segment_ids = torch.ops.packattn.document_ranges(starts, ends, starts, ends, total)
+        return cls(cu_seqlens, starts, ends, begin, end, segment_ids)
+
+    @classmethod
+    def from_lengths(
+        cls, lengths: Sequence[int] | Tensor, total: int | None = None, device: torch.device | str | None = None
+    ) -> Packing:
+        """From the documents' lengths in order (zeros allowed). Rows past their sum, up to ``total``, are padding."""
+        cu = cu_seqlens_from_lengths(lengths)
+        return cls.from_cu_seqlens(cu if device is None else cu.to(device), total)
+
+    @classmethod
+    def from_cu_seqlens(cls, cu_seqlens: Tensor, total: int | None = None) -> Packing:
+        """From int32 or int64 offsets [N + 1]; they start at 0 and do not decrease. Rows past the last offset, up to
+        ``total``, are padding; ``total=None`` takes the last offset (waits for the device).
+
+        Raises:
+            ValueError: offsets of the wrong shape or dtype, or (on the CPU) with wrong values.
+        """
+        checks.cu_seqlens("from_cu_seqlens", cu_seqlens, total)
+        total = int(cu_seqlens[-1]) if total is None else total
+        cu = cu_seqlens.to(_INT32)
+        return cls._from_documents(cu, cu[:-1], cu[1:], total)
+
+    @classmethod
+    def from_segment_ids(
+        cls, segment_ids: Tensor, pad_id: int | None = None, max_segments: int | None = None
+    ) -> Packing:
+        """From one id per token, [T] or [B, S] (rows are flattened, and every row starts a document).
+
+        A document starts where the value changes; an id may come back and is then a new document. Tokens with
+        ``pad_id`` belong to no document: 0 for attention masks that count documents from 1, None (no padding) for
+        ``seq_idx``, which counts from 0. ``max_segments`` fixes the size of the per-document tensors; without it they
+        have the exact size (waits for the device), or T inside a compiled function.
+        """
+        room = _room(segment_ids, max_segments)
+        starts, ends = torch.ops.packattn.documents_from_segment_ids(segment_ids, pad_id, room)
+        if pad_id is None:
+            cu = cu_seqlens_from_segment_ids(segment_ids, None, room)
+        else:  # every document may have a run of padding before it
+            cu = cu_seqlens_from_segment_ids(segment_ids, pad_id, None if room is None else 2 * room)
+        return cls._from_documents(cu, starts, ends, segment_ids.numel())
+
+    @classmethod
+    def from_position_ids(
+        cls, position_ids: Tensor, rule: str = "step", max_segments: int | None = None, plane: int | None = None
+    ) -> Packing:
+        """From positions that restart, [T] or [B, S]; every row starts a document.
+
+        Args:
+            rule: "step": a document starts where ``pos[t] != pos[t - 1] + 1``. "zero": where ``pos[t] == 0``, for
+                positions that jump inside a document (PoSE).
+            plane: which plane of 3-D mRoPE positions [P, B, S] counts tokens (0 where there are 4).
+            max_segments: as in :meth:`from_segment_ids`.
+        """
+        cu = cu_seqlens_from_position_ids(position_ids, rule, _room(position_ids, max_segments), plane=plane)
+        total = position_ids.numel() if plane is None else position_ids[plane].numel()
+        return cls._from_documents(cu, cu[:-1], cu[1:], total)
+
+    @classmethod
+    def from_attention_mask(cls, attention_mask: Tensor, max_segments: int | None = None) -> Packing:
+        """From a padding mask [B, S] or [S]: 0 or False is padding, and documents are told apart by their value
+        (ones for one document a row, or the ids 1, 2, ... of packed rows)."""
+        if attention_mask.dtype not in (torch.bool, torch.int32, torch.int64):
+            raise TypeError(
+                "from_attention_mask: attention_mask must be bool, int32 or int64 (1 = token, 0 = padding), got "
+                + checks.describe(attention_mask)
+            )
+        mask = attention_mask.to(_INT32) if attention_mask.dtype == torch.bool else attention_mask
+        return cls.from_segment_ids(mask, pad_id=0, max_segments=max_segments)
+
+    # ---- reading it ----------------------------------------------------------------------------------------------
+
+    @property
+    def total(self) -> int:
+        """T, the number of tokens, padding included."""
+        return self.begin.shape[0]
+
+    @property
+    def num_documents(self) -> int:
+        """N, empty documents and unused capacity included."""
+        return self.starts.shape[0]
+
+    @property
+    def lengths(self) -> Tensor:
+        """int32 [N], tokens of each document."""
+        return self.ends - self.starts
+
+    @property
+    def position_ids(self) -> Tensor:
+        """int64 [T], 0 at each document's first token; a run of padding counts from 0 on its own."""
+        return torch.arange(self.total, device=self.device) - self.begin
+
+    @property
+    def is_padding(self) -> Tensor:
+        """bool [T], tokens that belong to no document."""
+        return self.begin >= self.end
+
+    @property
+    def device(self) -> torch.device:
+        return self.begin.device
+
+    def key_ranges(
+        self,
+        packing_k: Packing | None = None,
+        *,
+        causal: bool = True,
+        window_size: tuple[int, int] = (-1, -1),
+        chunk_size: int = 0,
+        prefix_lengths: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The mask as two int32 [T] tensors: row i sees key j iff ``key_begin[i] <= j < key_end[i]``.
+
+        Args:
+            packing_k: where the keys' documents lie, if not as the queries'; document n of one attends to document n
+                of the other, aligned at their last tokens.
+            causal: a token sees itself and what is before it; otherwise its whole document.
+            window_size: (left, right) neighbours that are visible, -1 for no limit; right does not matter if causal.
+            chunk_size: tokens see only keys of their own chunk of this many tokens, counted from the document's
+                start; 0 for no chunks.
+            prefix_lengths: integer [N], how many first tokens of each document every token of it sees (prefix-LM).
+        """
+        left, right = _window(window_size)
+        begin, end, diagonal = self.begin, self.end, None
+        if packing_k is not None and packing_k is not self:
+            begin, end, diagonal, _ = torch.ops.packattn.document_ranges(
+                self.starts, self.ends, packing_k.starts, packing_k.ends, self.total
+            )
+        prefix_end = None
+        if prefix_lengths is not None:
+            if prefix_lengths.shape != self.starts.shape:
+                raise ValueError(
+                    f"key_ranges: prefix_lengths must be [num_documents] = [{self.num_documents}], got "
+                    + checks.describe(prefix_lengths)
+                )
+            checks.integers("key_ranges", "prefix_lengths", prefix_lengths)
+            # one more slot, for the tokens of no document
+            padded = torch.nn.functional.pad(prefix_lengths.long(), (0, 1))
+            prefix_end = (begin + padded[self.segment_ids.long()].clamp(0, checks.INT32_MAX)).clamp(
+                max=checks.INT32_MAX
+            )
+            prefix_end = torch.where(self.is_padding, begin, prefix_end).to(_INT32)
+        return torch.ops.packattn.key_ranges(begin, end, diagonal, prefix_end, causal, left, right, chunk_size)
+
+    def documents(self) -> list[slice]:
+        """The rows of each document, on the host (waits for the device)."""
+        return [slice(a, b) for a, b in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
+
+    def validate(self) -> Packing:
+        """Checks every value on any device (waits for it) and returns self.
+
+        Raises:
+            ValueError: naming the first entry that is wrong.
+        """
+        here = self.to("cpu")
+        checks.cu_seqlens("validate", here.cu_seqlens, self.total)
+        checks.documents("validate", here.starts, here.ends, here.starts, here.ends, self.total)
+        begin, end, _, segment_ids = torch.ops.packattn.document_ranges(
+            here.starts, here.ends, here.starts, here.ends, self.total
+        )
+        for name, want in (("begin", begin), ("end", end), ("segment_ids", segment_ids)):
+            got = getattr(here, name)
+            if not torch.equal(got, want):
+                t = int((got != want).nonzero()[0])
+                raise ValueError(f"validate: {name} must follow from starts and ends, want {int(want[t])} at token {t}, got {int(got[t])}")
+        return self
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Packing:
+        """The same packing on another device."""
+        return Packing(*(getattr(self, f.name).to(device, non_blocking=non_blocking) for f in fields(self)))
+
+    def __repr__(self) -> str:
+        if not isinstance(self.begin, Tensor) or checks.is_fake(self.begin) or self.begin.is_meta:
+            return "Packing(<traced>)"
+        lengths = self.lengths.tolist()
+        shown = ", ".join(map(str, lengths[:8])) + (", ..." if len(lengths) > 8 else "")
+        padding = int(self.is_padding.sum())
+        return (
+            f"Packing({len(lengths)} documents, {self.total} tokens, {padding} of them padding; "
+            f"lengths [{shown}], device {self.device})"
+        )
+
+
+def _room(ids: Tensor, max_segments: int | None) -> int | None:
+    # Counting documents has no place in a graph; one document per token is the most there can be.
+    if max_segments is None and torch.compiler.is_compiling():
+        return ids.numel()
+    return max_segments
+
+
+def _window(window_size: tuple[int, int]) -> tuple[int, int]:
+    if len(window_size) != 2:
+        raise ValueError(f"window_size must be (left, right), -1 for no limit, got {window_size!r}")
+    return window_size[0], window_size[1]
+
+
+def _flatten(packing: Packing) -> tuple[list[Tensor], None]:
+    return [getattr(packing, f.name) for f in fields(packing)], None
+
+
+pytree.register_pytree_node(
+    Packing,
+    _flatten,
+    lambda leaves, _: Packing(*leaves),
+    serialized_type_name="packattn.Packing",
+    flatten_with_keys_fn=lambda p: ([(pytree.GetAttrKey(f.name), getattr(p, f.name)) for f in fields(p)], None),
+)
