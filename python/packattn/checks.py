@@ -16,9 +16,14 @@ INT32_MAX = torch.iinfo(torch.int32).max
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+def has_values(x: object) -> bool:
+    """Whether x is a tensor with data, not one that only stands for it while a graph is traced."""
+    return isinstance(x, Tensor) and not (is_fake(x) or x.is_meta or torch.compiler.is_compiling())
+
+
 def readable(x: Tensor) -> bool:
     """Whether the values of x may be looked at here."""
-    if is_fake(x) or x.is_meta or torch.compiler.is_compiling():
+    if not has_values(x):
         return False
     return x.device.type == "cpu" or os.environ.get("PACKATTN_VALIDATE") == "1"
 
@@ -69,7 +74,9 @@ def capacity(op: str, mark: Tensor, max_segments: int | None) -> int:
         return int(mark.sum())
     _want(max_segments >= 0, op, "max_segments", "at least 0", str(max_segments))
     if readable(mark) and int(mark.sum()) > max_segments:
-        raise ValueError(f"{op}: max_segments must be at least the number of segments, {int(mark.sum())}, got {max_segments}")
+        raise ValueError(
+            f"{op}: max_segments must be at least the number of segments, {int(mark.sum())}, got {max_segments}"
+        )
     return max_segments
 
 
@@ -80,14 +87,15 @@ def cu_seqlens(op: str, cu: Tensor, total: int | None, name: str = "cu_seqlens")
         _want(total >= 0, op, "total", "at least 0", str(total))
     if not readable(cu):
         return
-    values = cu.tolist()
-    _want(values[0] == 0, op, name, "offsets that start at 0", f"{name}[0] = {values[0]}")
-    for n in range(1, len(values)):
-        if values[n] < values[n - 1]:
-            raise ValueError(f"{op}: {name} must not decrease, got {values[n - 1]} then {values[n]} at entry {n}")
+    first, last = int(cu[0]), int(cu[-1])
+    _want(first == 0, op, name, "offsets that start at 0", f"{name}[0] = {first}")
+    drop = cu[1:] < cu[:-1]
+    if bool(drop.any()):
+        n = int(drop.nonzero()[0]) + 1
+        raise ValueError(f"{op}: {name} must not decrease, got {int(cu[n - 1])} then {int(cu[n])} at entry {n}")
     if total is not None:
-        _want(values[-1] <= total, op, name, f"offsets up to total = {total}", f"{name}[-1] = {values[-1]}")
-    _want(values[-1] <= INT32_MAX, op, name, f"offsets up to {INT32_MAX}", f"{name}[-1] = {values[-1]}")
+        _want(last <= total, op, name, f"offsets up to total = {total}", f"{name}[-1] = {last}")
+    _want(last <= INT32_MAX, op, name, f"offsets up to {INT32_MAX}", f"{name}[-1] = {last}")
 
 
 def documents(op: str, starts_q: Tensor, ends_q: Tensor, starts_k: Tensor, ends_k: Tensor, total_q: int) -> None:
@@ -106,14 +114,14 @@ def documents(op: str, starts_q: Tensor, ends_q: Tensor, starts_k: Tensor, ends_
     if not readable(starts_q):
         return
     for side, starts, ends, total in (("q", starts_q, ends_q, total_q), ("k", starts_k, ends_k, INT32_MAX)):
-        before = 0
-        for n, (a, b) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-            if not before <= a <= b <= total:
-                raise ValueError(
-                    f"{op}: document {n} of {side} must satisfy {before} <= start <= end <= {total}, "
-                    f"got starts_{side}[{n}] = {a}, ends_{side}[{n}] = {b}"
-                )
-            before = b
+        before = torch.cat([ends.new_zeros(1), ends])[:-1]
+        wrong = (starts < before) | (ends < starts) | (ends > total)
+        if bool(wrong.any()):
+            n = int(wrong.nonzero()[0])
+            raise ValueError(
+                f"{op}: document {n} of {side} must satisfy {int(before[n])} <= start <= end <= {total}, "
+                f"got starts_{side}[{n}] = {int(starts[n])}, ends_{side}[{n}] = {int(ends[n])}"
+            )
 
 
 def ranges(op: str, key_begin: Tensor, key_end: Tensor, total_q: int | None = None) -> None:
@@ -166,18 +174,22 @@ def attention(
         _want(x.device == query.device, op, name, f"on {query.device} like query", x)
         _want(x.shape[1] >= 1 and x.shape[2] >= 1, op, name, f"{shape} with at least one head and one element", x)
     _want(key.shape[2] == query.shape[2], op, "key", f"of head_dim {query.shape[2]} like query", key)
-    _want(value.shape[:2] == key.shape[:2], op, "value", f"[{key.shape[0]}, {key.shape[1]}, head_dim_v] like key", value)
+    _want(
+        value.shape[:2] == key.shape[:2], op, "value", f"[{key.shape[0]}, {key.shape[1]}, head_dim_v] like key", value
+    )
     if query.shape[1] % key.shape[1]:
         raise ValueError(
             f"{op}: heads_q must be a multiple of heads_k, got {query.shape[1]} query heads and {key.shape[1]} key heads"
         )
     ranges(op, key_begin, key_end, query.shape[0])
-    for name, x in (("key_begin", key_begin), ("key_end", key_end), ("sinks", sinks)):
-        if x is not None:
-            _want(x.device == query.device, op, name, f"on {query.device} like query", x)
+    for name, y in (("key_begin", key_begin), ("key_end", key_end), ("sinks", sinks)):
+        if y is not None:
+            _want(y.device == query.device, op, name, f"on {query.device} like query", y)
     if sinks is not None:
         _want(sinks.dtype in FLOATS, op, "sinks", "float32, bfloat16, float16 or float64", sinks)
-        _want(sinks.dim() == 1 and sinks.shape[0] == query.shape[1], op, "sinks", f"[heads_q] = [{query.shape[1]}]", sinks)
+        _want(
+            sinks.dim() == 1 and sinks.shape[0] == query.shape[1], op, "sinks", f"[heads_q] = [{query.shape[1]}]", sinks
+        )
     _want(softcap >= 0, op, "softcap", "at least 0 (0: no cap)", str(softcap))
     if not readable(key_begin):
         return

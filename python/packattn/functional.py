@@ -88,13 +88,20 @@ def attention(
         ValueError: an argument of the wrong shape, dtype, device or value; the message names it.
     """
     if q.dim() != 3:
-        raise ValueError(f"attention: q must be 3-D [T, heads, head_dim] (flatten batch and tokens), got {checks.describe(q)}")
+        raise ValueError(
+            f"attention: q must be 3-D [T, heads, head_dim] (flatten batch and tokens), got {checks.describe(q)}"
+        )
     other = packing if packing_k is None else packing_k
-    for name, x, where, p in (("q", q, "packing", packing), ("k", k, "packing" if packing_k is None else "packing_k", other)):
+    for name, x, where, p in (
+        ("q", q, "packing", packing),
+        ("k", k, "packing" if packing_k is None else "packing_k", other),
+    ):
         if x.shape[0] != p.total:
             raise ValueError(f"attention: {name} must have {where}.total = {p.total} tokens, got {checks.describe(x)}")
         if x.device != p.device:
-            raise ValueError(f"attention: {where} must be on {x.device} like {name}, got {p.device}; use {where}.to(...)")
+            raise ValueError(
+                f"attention: {where} must be on {x.device} like {name}, got {p.device}; use {where}.to(...)"
+            )
     key_begin, key_end = packing.key_ranges(
         packing_k, causal=causal, window_size=window_size, chunk_size=chunk_size, prefix_lengths=prefix_lengths
     )
@@ -141,7 +148,8 @@ def cu_seqlens_from_lengths(lengths: Sequence[int] | Tensor) -> Tensor:
             except AttributeError:
                 raise TypeError(f"cu_seqlens_from_lengths: lengths must be integers, got {lengths!r}") from None
         lengths = torch.tensor(values, dtype=torch.int64)
-    return torch.ops.packattn.cu_seqlens_from_lengths(lengths)
+    cu_seqlens: Tensor = torch.ops.packattn.cu_seqlens_from_lengths(lengths)
+    return cu_seqlens
 
 
 def cu_seqlens_from_segment_ids(
@@ -162,7 +170,8 @@ def cu_seqlens_from_segment_ids(
     Raises:
         ValueError: ids of the wrong shape or dtype, or more segments than ``max_segments``.
     """
-    return torch.ops.packattn.cu_seqlens_from_segment_ids(segment_ids, pad_id, max_segments)
+    cu_seqlens: Tensor = torch.ops.packattn.cu_seqlens_from_segment_ids(segment_ids, pad_id, max_segments)
+    return cu_seqlens
 
 
 def cu_seqlens_from_position_ids(
@@ -190,7 +199,8 @@ def cu_seqlens_from_position_ids(
                 + checks.describe(position_ids)
             )
         position_ids = position_ids[plane]
-    return torch.ops.packattn.cu_seqlens_from_position_ids(position_ids, rule, max_segments)
+    cu_seqlens: Tensor = torch.ops.packattn.cu_seqlens_from_position_ids(position_ids, rule, max_segments)
+    return cu_seqlens
 
 
 def position_ids_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> Tensor:
@@ -206,10 +216,12 @@ def position_ids_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> Tensor:
     Raises:
         ValueError: wrong offsets (values are checked on the CPU), or offsets past ``total``.
     """
-    return torch.ops.packattn.position_ids_from_cu_seqlens(cu_seqlens, total)
+    position_ids: Tensor = torch.ops.packattn.position_ids_from_cu_seqlens(cu_seqlens, total)
+    return position_ids
 
 
 def segment_ids_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> Tensor:
     """The number of each token's document, int32 [T]; -1 past the last offset. Arguments as in
     :func:`position_ids_from_cu_seqlens`."""
-    return torch.ops.packattn.segment_ids_from_cu_seqlens(cu_seqlens, total)
+    segment_ids: Tensor = torch.ops.packattn.segment_ids_from_cu_seqlens(cu_seqlens, total)
+    return segment_ids

@@ -68,9 +68,12 @@ def _fallback(name: str) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         tensor = next((a for a in args if isinstance(a, Tensor)), None)
         device = "cpu" if tensor is None else tensor.device.type
-        why = _library.CPU.missing if device == "cpu" else f"packattn has no compiled kernels for device type {device!r}"
+        why = (
+            _library.CPU.missing if device == "cpu" else f"packattn has no compiled kernels for device type {device!r}"
+        )
         _library.warn_once(
-            f"{device}: {why}", f"packattn: plain PyTorch serves {device} tensors: {why}. Results are the same, only slower."
+            f"{device}: {why}",
+            f"packattn: plain PyTorch serves {device} tensors: {why}. Results are the same, only slower.",
         )
         return function(*args, **kwargs)
 
@@ -89,7 +92,9 @@ def _unserved(name: str) -> Callable[..., Any]:
         if _library.extension is not None and q.device.type == "cpu":
             why = "; ".join(_library.extension.cpu_refusals(dtype, q.shape[-1], v.shape[-1]))
             if why:
-                _library.warn_once(why, f"packattn: plain PyTorch serves this call: {why}. Results are the same, only slower.")
+                _library.warn_once(
+                    why, f"packattn: plain PyTorch serves this call: {why}. Results are the same, only slower."
+                )
         return function(*args)
 
     kernel.__name__ = name
@@ -122,12 +127,15 @@ def _attention(
     cu_k = cu_q if cu_seqlens_k is None else cu_seqlens_k
     checks.cu_seqlens("attention", cu_q, query.shape[0], "cu_seqlens_q")
     checks.cu_seqlens("attention", cu_k, key.shape[0], "cu_seqlens_q" if cu_seqlens_k is None else "cu_seqlens_k")
-    begin, end, diagonal, _ = torch.ops.packattn.document_ranges(cu_q[:-1], cu_q[1:], cu_k[:-1], cu_k[1:], query.shape[0])
+    begin, end, diagonal, _ = torch.ops.packattn.document_ranges(
+        cu_q[:-1], cu_q[1:], cu_k[:-1], cu_k[1:], query.shape[0]
+    )
     key_begin, key_end = torch.ops.packattn.key_ranges(
         begin, end, diagonal, None, causal, window_left, window_right, chunk_size
     )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return torch.ops.packattn.attention_forward(query, key, value, key_begin, key_end, sinks, scale, softcap)
+    out, lse = torch.ops.packattn.attention_forward(query, key, value, key_begin, key_end, sinks, scale, softcap)
+    return out, lse
 
 
 # ---- fakes: shapes, dtypes and strides of the outputs ------------------------------------------------------------
@@ -138,62 +146,80 @@ def _entries(max_segments: int | None) -> Any:
 
 
 @torch.library.register_fake("packattn::cu_seqlens_from_lengths")
-def _(lengths):
+def _(lengths: Tensor) -> Tensor:
     checks.integers("cu_seqlens_from_lengths", "lengths", lengths)
     return lengths.new_empty(lengths.numel() + 1, dtype=torch.int32)
 
 
 @torch.library.register_fake("packattn::cu_seqlens_from_segment_ids")
-def _(segment_ids, pad_id=None, max_segments=None):
+def _(segment_ids: Tensor, pad_id: int | None = None, max_segments: int | None = None) -> Tensor:
     checks.ids("cu_seqlens_from_segment_ids", "segment_ids", segment_ids)
     return segment_ids.new_empty(_entries(max_segments) + 1, dtype=torch.int32)
 
 
 @torch.library.register_fake("packattn::cu_seqlens_from_position_ids")
-def _(position_ids, rule="step", max_segments=None):
+def _(position_ids: Tensor, rule: str = "step", max_segments: int | None = None) -> Tensor:
     checks.ids("cu_seqlens_from_position_ids", "position_ids", position_ids)
     checks.rule("cu_seqlens_from_position_ids", rule)
     return position_ids.new_empty(_entries(max_segments) + 1, dtype=torch.int32)
 
 
 @torch.library.register_fake("packattn::documents_from_segment_ids")
-def _(segment_ids, pad_id=None, max_segments=None):
+def _(segment_ids: Tensor, pad_id: int | None = None, max_segments: int | None = None) -> tuple[Tensor, ...]:
     checks.ids("documents_from_segment_ids", "segment_ids", segment_ids)
     n = _entries(max_segments)
     return tuple(segment_ids.new_empty(n, dtype=torch.int32) for _ in range(2))
 
 
 @torch.library.register_fake("packattn::position_ids_from_cu_seqlens")
-def _(cu_seqlens, total):
+def _(cu_seqlens: Tensor, total: int) -> Tensor:
     checks.cu_seqlens("position_ids_from_cu_seqlens", cu_seqlens, None)
     return cu_seqlens.new_empty(total, dtype=torch.int64)
 
 
 @torch.library.register_fake("packattn::segment_ids_from_cu_seqlens")
-def _(cu_seqlens, total):
+def _(cu_seqlens: Tensor, total: int) -> Tensor:
     checks.cu_seqlens("segment_ids_from_cu_seqlens", cu_seqlens, None)
     return cu_seqlens.new_empty(total, dtype=torch.int32)
 
 
 @torch.library.register_fake("packattn::document_ranges")
-def _(starts_q, ends_q, starts_k, ends_k, total_q):
+def _(starts_q: Tensor, ends_q: Tensor, starts_k: Tensor, ends_k: Tensor, total_q: int) -> tuple[Tensor, ...]:
     checks.documents("document_ranges", starts_q, ends_q, starts_k, ends_k, total_q)
     return tuple(starts_q.new_empty(total_q, dtype=torch.int32) for _ in range(4))
 
 
 @torch.library.register_fake("packattn::key_ranges")
-def _(begin, end, diagonal, prefix_end, causal, window_left, window_right, chunk_size):
+def _(
+    begin: Tensor,
+    end: Tensor,
+    diagonal: Tensor | None,
+    prefix_end: Tensor | None,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    chunk_size: int,
+) -> tuple[Tensor, ...]:
     checks.pattern("key_ranges", begin, end, diagonal, prefix_end, window_left, window_right, chunk_size)
     return tuple(begin.new_empty(begin.shape[0], dtype=torch.int32) for _ in range(2))
 
 
 @torch.library.register_fake("packattn::query_ranges")
-def _(key_begin, key_end, total_k):
+def _(key_begin: Tensor, key_end: Tensor, total_k: int) -> tuple[Tensor, ...]:
     checks.ranges("query_ranges", key_begin, key_end)
     return tuple(key_begin.new_empty(total_k, dtype=torch.int32) for _ in range(2))
 
 
-def _forward_fake(query, key, value, key_begin, key_end, sinks, scale, softcap):
+def _forward_fake(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_begin: Tensor,
+    key_end: Tensor,
+    sinks: Tensor | None,
+    scale: float,
+    softcap: float,
+) -> tuple[Tensor, ...]:
     checks.attention("attention_forward", query, key, value, key_begin, key_end, sinks, softcap)
     total_q, heads_q, _ = query.shape
     lse_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -203,7 +229,20 @@ def _forward_fake(query, key, value, key_begin, key_end, sinks, scale, softcap):
     )
 
 
-def _backward_fake(dout, dlse, query, key, value, out, lse, key_begin, key_end, sinks, scale, softcap):
+def _backward_fake(
+    dout: Tensor,
+    dlse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    key_begin: Tensor,
+    key_end: Tensor,
+    sinks: Tensor | None,
+    scale: float,
+    softcap: float,
+) -> tuple[Tensor, ...]:
     checks.attention("attention_backward", query, key, value, key_begin, key_end, sinks, softcap)
     dsinks = query.new_empty(0, dtype=torch.float32) if sinks is None else sinks.new_empty(sinks.shape)
     return (*(x.new_empty(x.shape) for x in (query, key, value)), dsinks)
@@ -262,11 +301,21 @@ for _suffix in ("", "_reference"):
 def _autocast(device_type: str) -> Callable[..., Any]:
     """As scaled_dot_product_attention: floating inputs go to the autocast dtype, float64 stays."""
 
-    def forward(query, key, value, key_begin, key_end, sinks, scale, softcap):
+    def forward(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_begin: Tensor,
+        key_end: Tensor,
+        sinks: Tensor | None,
+        scale: float,
+        softcap: float,
+    ) -> tuple[Tensor, ...]:
         dtype = torch.get_autocast_dtype(device_type)
         q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
         with torch.autocast(device_type, enabled=False):
-            return torch.ops.packattn.attention_forward(q, k, v, key_begin, key_end, sinks, scale, softcap)
+            out, lse = torch.ops.packattn.attention_forward(q, k, v, key_begin, key_end, sinks, scale, softcap)
+        return out, lse
 
     return forward
 

@@ -187,7 +187,10 @@ class Packing:
                 max=checks.INT32_MAX
             )
             prefix_end = torch.where(self.is_padding, begin, prefix_end).to(_INT32)
-        return torch.ops.packattn.key_ranges(begin, end, diagonal, prefix_end, causal, left, right, chunk_size)
+        key_begin, key_end = torch.ops.packattn.key_ranges(
+            begin, end, diagonal, prefix_end, causal, left, right, chunk_size
+        )
+        return key_begin, key_end
 
     def documents(self) -> list[slice]:
         """The rows of each document, on the host (waits for the device)."""
@@ -209,7 +212,9 @@ class Packing:
             got = getattr(here, name)
             if not torch.equal(got, want):
                 t = int((got != want).nonzero()[0])
-                raise ValueError(f"validate: {name} must follow from starts and ends, want {int(want[t])} at token {t}, got {int(got[t])}")
+                raise ValueError(
+                    f"validate: {name} must follow from starts and ends, want {int(want[t])} at token {t}, got {int(got[t])}"
+                )
         return self
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Packing:
@@ -217,7 +222,7 @@ class Packing:
         return Packing(*(getattr(self, f.name).to(device, non_blocking=non_blocking) for f in fields(self)))
 
     def __repr__(self) -> str:
-        if not isinstance(self.begin, Tensor) or checks.is_fake(self.begin) or self.begin.is_meta:
+        if not checks.has_values(self.begin):
             return "Packing(<traced>)"
         lengths = self.lengths.tolist()
         shown = ", ".join(map(str, lengths[:8])) + (", ..." if len(lengths) > 8 else "")
