@@ -1,0 +1,200 @@
+"""Say what this installation is made of, what is missing and why, and which kernel serves which call.
+
+:func:`collect` returns the same as plain values; the support table of the README is checked against it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+from typing import Any
+
+import torch
+
+from packattn import __version__, _library
+from packattn.cli import tables
+
+SUMMARY = "what is installed, and which kernel serves what"
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+HEAD_DIMS = (8, 32, 64, 80, 96, 100, 128, 192, 256, 512, 576)
+REFERENCE = "plain PyTorch"
+_MAX_HEAD_DIM = 1024  # how far the served head dims are looked for
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+    facts = collect()
+    print(json.dumps(facts, indent=2) if args.json else text(facts))
+    return 0
+
+
+def collect() -> dict[str, Any]:
+    """Everything `packattn info` says, as strings, numbers, lists and dicts."""
+    return {
+        "version": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "native": _library.CPU.loaded,
+        "libraries": _libraries(),
+        "cpu": _cpu(),
+        "cuda": _cuda(),
+        "build": dict(_library.extension.build_info()) if _library.extension else None,
+        "kernels": [
+            {"device": "cpu", "dtype": dtype, "head_dim": head_dim, **_served_by(dtype, head_dim)}
+            for dtype in DTYPES
+            for head_dim in HEAD_DIMS
+        ],
+        "support": [{"device": "cpu", "dtype": dtype, **_support(dtype)} for dtype in DTYPES]
+        + [{"device": "other", "dtype": "any", "compiled_head_dims": "none", "otherwise": REFERENCE}],
+    }
+
+
+def kernel_for(dtype: str, head_dim: int, head_dim_v: int | None = None) -> tuple[str, list[str]]:
+    """What serves attention on the CPU: the name of the kernel, and why it is not a compiled one (empty if it is).
+
+    dtype: torch's name without "torch.". The answer comes from the function with which the host op decides.
+    """
+    if _library.CPU.missing is not None:
+        return REFERENCE, [_library.CPU.missing]
+    if _library.extension is None:
+        return "unknown", [f"packattn._C, which knows what the kernels serve, is missing: {_library.extension_missing}"]
+    reasons = list(_library.extension.cpu_refusals(dtype, head_dim, head_dim if head_dim_v is None else head_dim_v))
+    return (REFERENCE, reasons) if reasons else (f"compiled, {_isa()[0] or 'unknown instruction set'}", [])
+
+
+def _served_by(dtype: str, head_dim: int) -> dict[str, Any]:
+    kernel, reasons = kernel_for(dtype, head_dim)
+    return {"kernel": kernel, "reasons": reasons}
+
+
+def _support(dtype: str) -> dict[str, str]:
+    served = [d for d in range(1, _MAX_HEAD_DIM + 1) if kernel_for(dtype, d)[0].startswith("compiled")]
+    return {"compiled_head_dims": _spell(served), "otherwise": "" if len(served) == _MAX_HEAD_DIM else REFERENCE}
+
+
+def _spell(numbers: list[int]) -> str:
+    """[8, 16, 24] as "multiples of 8 up to 24" where that is what it is."""
+    if not numbers:
+        return "none"
+    step = math.gcd(*numbers)
+    if numbers == list(range(step, numbers[-1] + 1, step)):
+        every = "all" if step == 1 else f"multiples of {step}"
+        return every if numbers[-1] + step > _MAX_HEAD_DIM else f"{every} up to {numbers[-1]}"
+    return ", ".join(map(str, numbers))
+
+
+def _libraries() -> list[dict[str, Any]]:
+    extension = _library.extension
+    return [
+        {
+            "name": _library.CPU.name,
+            "what": "CPU kernels",
+            "path": str(_library.CPU.path),
+            "loaded": _library.CPU.loaded,
+            "missing": _library.CPU.missing,
+        },
+        {
+            "name": "packattn._C",
+            "what": "packer, build facts",
+            "path": None if extension is None else extension.__file__,
+            "loaded": extension is not None,
+            "missing": _library.extension_missing,
+        },
+    ]
+
+
+def _isa() -> tuple[str | None, str | None]:
+    """(instruction set in use, why there is none)."""
+    if _library.extension is None:
+        return None, _library.extension_missing
+    try:
+        return _library.extension.cpu_isa(), None
+    except (RuntimeError, ValueError) as error:  # PACKATTN_CPU_ISA names one that this machine lacks
+        return None, str(error)
+
+
+def _cpu() -> dict[str, Any]:
+    isa, problem = _isa()
+    return {
+        "isa": isa,
+        "available": list(_library.extension.cpu_isas()) if _library.extension else [],
+        "forced": os.environ.get("PACKATTN_CPU_ISA") or None,
+        "problem": problem,
+    }
+
+
+def _cuda() -> dict[str, Any]:
+    build = _library.extension.build_info() if _library.extension else None
+    built = bool(build and build["cuda"])
+    if build is None:
+        reason = "no compiled part of packattn is in use"
+    else:
+        reason = None if built else build["cuda_reason"]
+    return {
+        "built": built,
+        "reason": reason,
+        "arch_list": build["cuda_arch_list"].split() if build and built else [],
+        "torch_cuda": torch.version.cuda,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def text(facts: dict[str, Any]) -> str:
+    """The facts of :func:`collect` for people."""
+    blocks = [f"packattn {facts['version']}, torch {facts['torch']}, Python {facts['python']}, {facts['system']}"]
+    if not facts["native"]:
+        blocks.append(
+            "The compiled kernels are NOT in use; plain PyTorch serves every call, with the same results, only slower.\n"
+            f"Why: {facts['libraries'][0]['missing']}"
+        )
+    blocks.append(
+        "Libraries\n"
+        + tables.pairs(
+            [
+                (f"{library['name']} ({library['what']})", library["path"] if library["loaded"] else f"missing: {library['missing']}")
+                for library in facts["libraries"]
+            ]
+        )
+    )
+    cpu, cuda, build = facts["cpu"], facts["cuda"], facts["build"]
+    machine = [
+        ("threads", facts["threads"]),
+        ("CPU instruction set", _isa_text(cpu)),
+        ("CUDA part", f"built for {', '.join(cuda['arch_list'])}" if cuda["built"] else f"none: {cuda['reason']}"),
+        ("CUDA of torch", _torch_cuda_text(cuda)),
+    ]
+    if build:
+        made = f"{build['compiler']}, {build['system']}, {build['build_type']}"
+        machine.append(("built with", made + (f", sanitizers {build['sanitize']}" if build["sanitize"] else "")))
+        machine.append(("built against", f"torch {build['torch_version']}, runs with torch {build['torch_target']} and later"))
+    blocks.append("Machine and build\n" + tables.pairs(machine))
+    rows = [
+        (row["device"], row["dtype"], row["compiled_head_dims"], row["otherwise"] or "-") for row in facts["support"]
+    ]
+    blocks.append(
+        "Attention: which head dims the compiled kernels serve, and what serves the others\n"
+        + tables.render(("device", "dtype", "compiled kernels", "otherwise"), rows)
+    )
+    return "\n\n".join(blocks)
+
+
+def _isa_text(cpu: dict[str, Any]) -> str:
+    if cpu["isa"] is None:
+        return f"none: {cpu['problem']}"
+    forced = " (forced by PACKATTN_CPU_ISA)" if cpu["forced"] else ""
+    return f"{cpu['isa']}{forced}; this machine has {', '.join(cpu['available'])}"
+
+
+def _torch_cuda_text(cuda: dict[str, Any]) -> str:
+    if cuda["torch_cuda"] is None:
+        return "none, this torch is built without it"
+    return f"{cuda['torch_cuda']}, {cuda['device'] or 'no device found'}"
