@@ -11,10 +11,11 @@ A report is a frozen dataclass with `passed`, a text table (`str(report)`), `to_
 which nothing could be learnt (fewer than two documents with tokens) is a ValueError.
 """
 
-from packattn.verify.attention import AttentionReport, Check, Fault, check_attention
-from packattn.verify.positions import PositionFault, PositionReport, check_positions
-from packattn.verify.probe import ProbeLeak, ProbeReport, probe
-from packattn.verify.report import LeakError, Report
+from .attention import AttentionReport, Check, Fault, check_attention
+from .positions import PositionFault, PositionReport, check_positions
+from .probe import probe
+from .probe_report import ProbeLeak, ProbeReport
+from .report import LeakError, Report
 
 __all__ = [
     "AttentionReport",

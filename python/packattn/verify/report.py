@@ -72,12 +72,10 @@ def difference(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """
     same = (new == old) | (new.isnan() & old.isnan())
     moved = (new.double() - old.double()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
-    # Two different values of a float64 tensor may be closer than the smallest subnormal only if they are equal, but
-    # the same zero is forced here so that "0" always means "the same".
     return torch.where(same, torch.zeros_like(moved), moved)
 
 
-def number(value: float) -> str:
+def magnitude(value: float) -> str:
     """A magnitude in text: exact zero is "0", so that it cannot be taken for a rounded small number."""
     if value == 0:
         return "0"
@@ -113,3 +111,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: str = " 
 def plural(count: int, noun: str) -> str:
     """"1 key", "2 keys"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """"float32" for torch.float32."""
+    return str(dtype).removeprefix("torch.")
