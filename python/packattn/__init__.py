@@ -1,6 +1,7 @@
 """Packed sequences for PyTorch: attention that stays inside documents, the metadata it needs, and proof that it does."""
 
-from . import ops as _ops  # noqa: F401  (registers torch.ops.packattn)
+from . import ops as _ops  # noqa: F401  (registers torch.ops.packattn before anything can be traced)
+from . import verify
 from ._version import __version__
 from .functional import (
     attention,
@@ -11,9 +12,12 @@ from .functional import (
     position_ids_from_cu_seqlens,
     segment_ids_from_cu_seqlens,
 )
+from .labels import mask_labels
+from .packer import Bins, pack
 from .packing import Packing
 
 __all__ = [
+    "Bins",
     "Packing",
     "__version__",
     "attention",
@@ -21,6 +25,9 @@ __all__ = [
     "cu_seqlens_from_position_ids",
     "cu_seqlens_from_segment_ids",
     "dense_mask",
+    "mask_labels",
+    "pack",
     "position_ids_from_cu_seqlens",
     "segment_ids_from_cu_seqlens",
+    "verify",
 ]
