@@ -1,7 +1,6 @@
 """Packed sequences for PyTorch: attention that stays inside documents, the metadata it needs, and proof that it does."""
 
 from . import ops as _ops  # noqa: F401  (registers torch.ops.packattn before anything can be traced)
-from . import verify
 from ._version import __version__
 from .functional import (
     attention,
@@ -29,5 +28,4 @@ __all__ = [
     "pack",
     "position_ids_from_cu_seqlens",
     "segment_ids_from_cu_seqlens",
-    "verify",
 ]
