@@ -100,7 +100,10 @@ def probe(
                 problems.append("the logits are not finite")
             parts = base.split(lengths)
 
-            error, relative = torch.zeros(len(lengths), dtype=torch.float64), torch.zeros(len(lengths), dtype=torch.float64)
+            error, relative = (
+                torch.zeros(len(lengths), dtype=torch.float64),
+                torch.zeros(len(lengths), dtype=torch.float64),
+            )
             for index in present:
                 alone = forward(tokens[index], Packing.from_lengths([lengths[index]], device=device))
                 moved = difference(parts[index], alone)
@@ -136,7 +139,9 @@ def probe(
         if backward is not False and not deterministic:
             reason = "not checked, the model is not deterministic"
         elif backward is not False:
-            gradient, key_rows, reason, grad_error = _gradients(forward, hooked, row, packing, lengths, base, seed, step)
+            gradient, key_rows, reason, grad_error = _gradients(
+                forward, hooked, row, packing, lengths, base, seed, step
+            )
             if gradient is None and backward:
                 problems.append(f"the backward was asked for and was {reason}")
             limit = tolerance if tolerance is not None else _tolerance_of(base.dtype)
@@ -256,7 +261,11 @@ def _replacements(tokens: list[torch.Tensor], replacement: Replacement | None, s
         made = [replacement(document, index) for index, document in enumerate(tokens)]
         for index, (new, old) in enumerate(zip(made, tokens, strict=True)):
             if not isinstance(new, torch.Tensor) or new.shape != old.shape or new.dtype != old.dtype:
-                got = f"{dtype_name(new.dtype)} {list(new.shape)}" if isinstance(new, torch.Tensor) else type(new).__name__
+                got = (
+                    f"{dtype_name(new.dtype)} {list(new.shape)}"
+                    if isinstance(new, torch.Tensor)
+                    else type(new).__name__
+                )
                 raise ValueError(
                     f"replacement must return {dtype_name(old.dtype)} {list(old.shape)} for document {index}, got {got}"
                 )
@@ -431,7 +440,9 @@ def _words(
             "logits with respect to that embedding"
         )
     if key is None or key_size is None:
-        return f"{names(row)} sees document {source}: {magnitude(size)} is what its logits move by when that is replaced"
+        return (
+            f"{names(row)} sees document {source}: {magnitude(size)} is what its logits move by when that is replaced"
+        )
     return (
         f"{names(row)} sees {names(key)}: {magnitude(key_size)} is what its logits move by when that token is replaced "
         f"({magnitude(size)} with all of document {source})"

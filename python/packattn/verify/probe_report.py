@@ -136,7 +136,9 @@ class ProbeReport(Report):
     def __str__(self) -> str:
         count = len(self.lengths)
         lines = [f"probe: {'passed' if self.passed else 'FAILED'}"]
-        lines.append(f"  {plural(count, 'document')}, {plural(sum(self.lengths), 'token')}, {dtype_name(self.dtype)} logits")
+        lines.append(
+            f"  {plural(count, 'document')}, {plural(sum(self.lengths), 'token')}, {dtype_name(self.dtype)} logits"
+        )
         lines.append("")
         lines += self._table()
         lines.append("")
@@ -180,7 +182,12 @@ class ProbeReport(Report):
             order = sorted(worst)
         rows = []
         for i in order:
-            row = [str(i), str(self.lengths[i]), magnitude(self.error[i].item()), magnitude(self.relative_error[i].item())]
+            row = [
+                str(i),
+                str(self.lengths[i]),
+                magnitude(self.error[i].item()),
+                magnitude(self.relative_error[i].item()),
+            ]
             if self.deterministic:
                 row += [magnitude(received[i]), str(changed[i]), magnitude(sent[i])]
             else:

@@ -109,10 +109,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: str = " 
 
 
 def plural(count: int, noun: str) -> str:
-    """"1 key", "2 keys"."""
+    """ "1 key", "2 keys"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """"float32" for torch.float32."""
+    """ "float32" for torch.float32."""
     return str(dtype).removeprefix("torch.")
