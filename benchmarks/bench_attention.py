@@ -84,9 +84,10 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ.update(ISA_VARIABLES[options.isa])  # read when torch is first imported, which is below
 
     import torch
+    from tqdm import tqdm
+
     from report import bar_table, ratio_tables
     from timing import Clock
-    from tqdm import tqdm
 
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)

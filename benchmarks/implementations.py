@@ -11,11 +11,11 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
-from configurations import Configuration
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import packattn
+from configurations import Configuration
 
 MM_SIZE = 2048
 

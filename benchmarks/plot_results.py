@@ -14,9 +14,10 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from configurations import CASES, DIRECTIONS, DTYPES
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
+
+from configurations import CASES, DIRECTIONS, DTYPES
 from report import Row, grouped
 
 ROOT = Path(__file__).resolve().parent.parent

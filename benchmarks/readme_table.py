@@ -36,11 +36,14 @@ def table(rows: list[Row]) -> str:
     """Markdown: one line for each dtype and case, times in ms and speed relative to each peer."""
     groups = grouped(rows)
     first = rows[0]
-    lines = [
+    machine = (
         f"{first['cpu']}, {first['threads']} threads, {first['date']}; packattn {first['packattn']} "
         f"({first['isa']} kernels), torch {first['torch']} ({first['torch_isa']}), Python {first['python']}. "
         f"{TOKENS} tokens, {HEADS} heads, head dim {HEAD_DIM}. ms is packattn's time, ×name how many times as "
-        "fast as that implementation it is.",
+        "fast as that implementation it is."
+    )
+    lines = [
+        machine,
         "",
         "| | fwd ms | ×loop | ×padded | ×dense | ×flex | fwd+bwd ms | ×loop | ×padded | ×dense |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",

@@ -70,7 +70,7 @@ def _seconds_of_others() -> float:
     """CPU seconds used on this machine by anything but this process (steal included); 0 where unknown."""
     try:
         with open("/proc/stat") as stat:
-            user, nice, system, idle, iowait, irq, softirq, steal = map(int, stat.readline().split()[1:9])
+            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, stat.readline().split()[1:9])
     except (OSError, ValueError):
         return 0.0
     ours = os.times()

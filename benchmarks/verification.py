@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from configurations import Configuration
 from implementations import Implementation, Inputs
-from torch import Tensor
 
 CHECKED_ROWS = 4096
 """A longer batch is compared on its first rows only, with a gradient of zero behind them, which keeps it exact."""
