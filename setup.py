@@ -121,7 +121,9 @@ class CMakeBuild(build_ext):
     def cmake(self, *arguments: str) -> None:
         cmake = find_tool("cmake")
         if cmake is None:
-            raise PlatformError("packattn's native build needs CMake 3.20 or later, and none was found: pip install cmake.")
+            raise PlatformError(
+                "packattn's native build needs CMake 3.20 or later, and none was found: pip install cmake."
+            )
         print("running", cmake, *arguments, flush=True)
         try:
             subprocess.run([cmake, *arguments], check=True)
