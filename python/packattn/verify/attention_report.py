@@ -10,7 +10,10 @@ from torch import Tensor
 
 from .report import Report, RowNames, dtype_name, magnitude, plain, plural, table
 
-_SHOWN = 12  # faults that a text names
+_SHOWN = 10  # faults that a text names
+
+_Kind = Literal["leak", "blind", "head"]
+_Relation = Literal["row-key", "row-row", "key-key"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Check:
     """
 
     name: str
-    relation: Literal["row-key", "row-row", "key-key"]
+    relation: _Relation
     found: Tensor
     allowed: Tensor
     required: Tensor
@@ -57,18 +60,23 @@ class Fault:
 
     kind: "leak" (an influence that must not be), "blind" (one that is missing) or "head" (a query head that reads
     another key head than its own). relation: as in Check. first, second: the two rows, keys or heads. size: of the
-    influence, 0 for blind. checks: the names of the checks that see it, that of `size` first. across: the pair lies in
-    two documents (or one of it in padding). text: all of it in words.
+    influence, 0 for blind. checks: the names of the checks that see it, that of `size` first. documents: of first and
+    second, -1 for padding; None for heads. text: all of it in words.
     """
 
-    kind: Literal["leak", "blind", "head"]
-    relation: str
+    kind: _Kind
+    relation: _Relation
     first: int
     second: int
     size: float
     checks: tuple[str, ...]
-    across: bool
+    documents: tuple[int, int] | None
     text: str
+
+    @property
+    def across(self) -> bool:
+        """The pair lies in two documents, or one of it in padding."""
+        return self.documents is not None and (self.documents[0] != self.documents[1] or self.documents[0] < 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +101,7 @@ class AttentionReport(Report):
     expected: bool [Tq, Tk], the mask. influence: float64 [Tq, Tk], how far out[i] moves when k[j] or v[j] is replaced.
     gradient: float64 [Tq, Tk] or None, the largest gradient of out[i] with respect to k[j] and v[j].
     checks: every way of looking, with its counts. values: the distance from the float64 formula.
-    faults: every pair that is wrong; across documents first, then by size.
+    faults: every pair that is wrong; leaks between documents first, then by size.
     backward: "checked", or the reason why not. problems: what else is wrong, in words. notes: what was left out.
     """
 
@@ -224,10 +232,22 @@ class AttentionReport(Report):
         if failures:
             counts = [plural(self.leaks, "leaking pair"), plural(self.blind, "blind pair")]
             lines += ["", f"  {', '.join(counts)}"]
-            lines += [f"  - {line}" for line in failures[:_SHOWN]]
-            if len(failures) > _SHOWN:
-                lines.append(f"  - and {len(failures) - _SHOWN} more")
+            shown = self._shown()
+            lines += [f"  - {line}" for line in shown]
+            if len(failures) > len(shown):
+                lines.append(f"  - and {len(failures) - len(shown)} more")
         return "\n".join(lines)
+
+    def _shown(self) -> list[str]:
+        """The failures that the text names: of the faults, the worst between every two documents."""
+        told, texts = set(), []
+        for fault in self.faults:
+            about = (fault.kind, fault.relation, fault.documents)
+            if about not in told:
+                told.add(about)
+                texts.append(fault.text)
+        values = self.failures()[len(self.problems) + len(self.faults) :]
+        return [*self.problems, *texts[:_SHOWN], *values]
 
 
 # How the number of a check came about.
@@ -260,7 +280,7 @@ class Finding:
     """
 
     name: str
-    relation: Literal["row-key", "row-row", "key-key"]
+    relation: _Relation
     found: Tensor
     allowed: Tensor
     required: Tensor
@@ -283,7 +303,7 @@ class Finding:
 
 def faults_of(findings: list[Finding], queries: RowNames, keys: RowNames) -> tuple[Fault, ...]:
     """Every wrong pair once, in words, with all the checks that see it."""
-    seen: dict[tuple[str, str, int, int], list[tuple[float, str, str]]] = {}
+    seen: dict[tuple[_Kind, _Relation, int, int], list[tuple[float, str, str]]] = {}
     for finding in findings:
         own = finding.own_heads()
         largest = finding.found.amax((0, 1))
@@ -305,33 +325,41 @@ def faults_of(findings: list[Finding], queries: RowNames, keys: RowNames) -> tup
                         (float(crossed.max()), finding.name, where)
                     )
     faults = [_fault(key, sightings, queries, keys) for key, sightings in seen.items()]
-    rank = {"leak": 0, "head": 1, "blind": 2}
-    faults.sort(key=lambda f: (rank[f.kind], not f.across, -f.size, f.first, f.second))
-    return tuple(faults)
+    kinds, relations = ("leak", "head", "blind"), ("row-key", "row-row", "key-key")
+
+    def order(fault: Fault) -> tuple[Any, ...]:
+        padding = fault.documents is not None and min(fault.documents) < 0
+        place = (kinds.index(fault.kind), not fault.across, padding, relations.index(fault.relation))
+        return (*place, -fault.size, fault.first, fault.second)
+
+    return tuple(sorted(faults, key=order))
+
+
+_VERBS = {"row-key": "sees", "row-row": "depends on", "key-key": "as a key depends on"}
+_NOT_VERBS = {"row-key": "does not see", "row-row": "does not depend on", "key-key": "as a key does not depend on"}
 
 
 def _fault(
-    pair: tuple[str, str, int, int], sightings: list[tuple[float, str, str]], queries: RowNames, keys: RowNames
+    pair: tuple[_Kind, _Relation, int, int],
+    sightings: list[tuple[float, str, str]],
+    queries: RowNames,
+    keys: RowNames,
 ) -> Fault:
     kind, relation, first, second = pair
     size, name, where = sightings[0]  # the first check in order: the plainest way to see it
-    others = tuple(other for _, other, _ in sightings[1:])
-    how = _HOW[name] + where + (f"; also: {', '.join(others)}" if others else "")
-    names_a, names_b = {"row-key": (queries, keys), "row-row": (queries, queries), "key-key": (keys, keys)}[relation]
-    across = False
+    checks = tuple(check for _, check, _ in sightings)
+    how = _HOW[name] + where + (f"; {len(checks)} checks see it" if len(checks) > 1 else "")
     if kind == "head":
         text = f"query head {first} reads key head {second}: {magnitude(size)} ({how})"
+        return Fault(kind, relation, first, second, size, checks, None, text)
+    names_a, names_b = {"row-key": (queries, keys), "row-row": (queries, queries), "key-key": (keys, keys)}[relation]
+    documents = (names_a.document_of(first), names_b.document_of(second))
+    if kind == "leak":
+        hidden = ", which the mask hides" if documents[0] == documents[1] >= 0 else ""
+        text = f"{names_a(first)} {_VERBS[relation]} {names_b(second)}{hidden}: {magnitude(size)} ({how})"
     else:
-        a, b = names_a.document_of(first), names_b.document_of(second)
-        across = a != b or a < 0
-        verb = {"row-key": "sees", "row-row": "depends on the row of", "key-key": "as a key depends on"}[relation]
-        if kind == "leak":
-            hidden = "" if across else ", which the mask hides"
-            text = f"{names_a(first)} {verb} {names_b(second)}{hidden}: {magnitude(size)} ({how})"
-        else:
-            missing = {"row-key": "does not see", "row-row": "does not depend on", "key-key": "does not depend on"}
-            text = f"{names_a(first)} {missing[relation]} {names_b(second)}: 0 ({how})"
-    return Fault(kind, relation, first, second, size, (name, *others), across, text)  # type: ignore[arg-type]
+        text = f"{names_a(first)} {_NOT_VERBS[relation]} {names_b(second)} (no {how})"
+    return Fault(kind, relation, first, second, size, checks, documents, text)
 
 
 def _heads(finding: Finding, a: int, b: int) -> str:

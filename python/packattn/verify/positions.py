@@ -60,7 +60,10 @@ class PositionReport(Report):
 
     def to_dict(self) -> dict[str, Any]:
         faults = [dataclasses.asdict(fault) | {"text": fault.text} for fault in self.faults]
-        return plain(dataclasses.asdict(self) | {"check": "check_positions", "passed": self.passed, "faults": faults})
+        result: dict[str, Any] = plain(
+            dataclasses.asdict(self) | {"check": "check_positions", "passed": self.passed, "faults": faults}
+        )
+        return result
 
     def __str__(self) -> str:
         documents = plural(sum(length > 0 for length in self.lengths), "document")

@@ -109,7 +109,7 @@ class ProbeReport(Report):
         return lines + [leak.text for leak in self.leaks]
 
     def to_dict(self) -> dict[str, Any]:
-        return plain(
+        result: dict[str, Any] = plain(
             {
                 "check": "probe",
                 "passed": self.passed,
@@ -132,6 +132,7 @@ class ProbeReport(Report):
                 "failures": self.failures(),
             }
         )
+        return result
 
     def __str__(self) -> str:
         count = len(self.lengths)

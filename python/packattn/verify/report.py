@@ -26,7 +26,10 @@ class Report:
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain lists, numbers and strings, for json.dumps. A number that is not finite becomes None."""
+        """The report as plain lists, numbers and strings, for json.dumps.
+
+        What was not measured (NaN) is None, an infinite number the string "inf".
+        """
         raise NotImplementedError
 
     def raise_if_failed(self) -> None:
@@ -83,7 +86,7 @@ def magnitude(value: float) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Tensors, tuples and numbers as JSON can hold them; what is not finite becomes None."""
+    """Tensors, tuples and numbers as JSON can hold them: NaN (not measured) becomes None, infinity a string."""
     if isinstance(value, torch.Tensor):
         return plain(value.tolist())
     if isinstance(value, (list, tuple)):
@@ -91,7 +94,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if math.isfinite(value) else (None if math.isnan(value) else str(value))
     return value
 
 

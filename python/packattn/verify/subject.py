@@ -130,21 +130,21 @@ class Subject:
             # Copies, so that a function that writes into its inputs does not spoil the next call.
             return self.call(*((old if new is None else new).clone() for new, old in ((q, s.q), (k, s.k), (v, s.v))))
 
-    def first_call(self) -> tuple[list[str], list[str]]:
-        """Shapes and dtypes of what fn returns, and whether it is the same twice: problems and notes."""
+    def first_call(self) -> list[str]:
+        """Shapes and dtypes of what fn returns, and whether it is the same every time: the problems."""
         s = self.setup
         inputs = [x.clone() for x in (s.q, s.k, s.v)]
         with torch.no_grad():
             out, lse = self.call(*inputs)
         wanted = (s.q.shape[0], s.q.shape[1], s.v.shape[2])
         if not isinstance(out, Tensor):
-            return [f"fn must return out or (out, lse), got {type(out).__name__}"], []
+            return [f"fn must return out or (out, lse), got {type(out).__name__}"]
         if tuple(out.shape) != wanted:
             tail = s.q.shape[0] - sum(s.lengths)
             hint = ""
             if tail and out.shape[:1] == (wanted[0] - tail,):
                 hint = f": the {tail} rows after the last document are missing (tail=0 for a function without padding)"
-            return [f"out must be [Tq, Hq, Dv] = {list(wanted)}, got {list(out.shape)}{hint}"], []
+            return [f"out must be [Tq, Hq, Dv] = {list(wanted)}, got {list(out.shape)}{hint}"]
         problems = []
         if out.dtype != s.q.dtype:
             problems.append(
@@ -152,21 +152,15 @@ class Subject:
             )
         if lse is not None and (not isinstance(lse, Tensor) or tuple(lse.shape) != (wanted[1], wanted[0])):
             got = list(lse.shape) if isinstance(lse, Tensor) else type(lse).__name__
-            return [*problems, f"lse must be [Hq, Tq] = {[wanted[1], wanted[0]]}, got {got}"], []
+            return [*problems, f"lse must be [Hq, Tq] = {[wanted[1], wanted[0]]}, got {got}"]
         for name, new, old in zip("qkv", inputs, (s.q, s.k, s.v), strict=True):
             if difference(new, old).any():
                 problems.append(f"fn writes into its argument {name}")
         self.out, self.lse = out.clone(), None if lse is None else lse.clone()
-        again, lse_again = self.forward()
-        noise = difference(again, self.out).max().item()
-        if lse_again is not None and self.lse is not None:
-            noise = max(noise, difference(lse_again, self.lse).max().item())
+        noise = self.forward_noise()
         if noise:
-            problems.append(
-                f"fn is not deterministic: two calls with the same inputs differ by {magnitude(noise)}; influence cannot be "
-                "told from that"
-            )
-        return problems, []
+            problems.append(not_deterministic(noise))
+        return problems
 
     def differentiable(self) -> bool:
         s = self.setup
@@ -203,7 +197,28 @@ class Subject:
         finite = torch.ones_like(self.setup.dlse, dtype=torch.bool) if self.lse is None else self.lse.isfinite()
         return self.setup.dlse.masked_fill(~finite, 0.0)
 
-    def backward_noise(self) -> float:
+    def forward_noise(self, runs: int = 3) -> float:
+        """The largest difference between runs on the same inputs."""
+        noise = 0.0
+        for _ in range(runs):
+            out, lse = self.forward()
+            noise = max(noise, difference(out, self.out).max().item())
+            if lse is not None and self.lse is not None:
+                noise = max(noise, difference(lse, self.lse).max().item())
+        return noise
+
+    def backward_noise(self, runs: int = 3) -> float:
+        """The same for dq, dk and dv."""
         first = self.gradients(self.setup.dout, self.full_dlse())
-        second = self.gradients(self.setup.dout, self.full_dlse())
-        return max(difference(a, b).max().item() for a, b in zip(first, second, strict=True))
+        noise = 0.0
+        for _ in range(runs):
+            again = self.gradients(self.setup.dout, self.full_dlse())
+            noise = max(noise, *(difference(a, b).max().item() for a, b in zip(first, again, strict=True)))
+        return noise
+
+
+def not_deterministic(noise: float) -> str:
+    return (
+        f"fn is not deterministic: calls with the same inputs differ by {magnitude(noise)}; influence cannot be told from "
+        "that"
+    )
