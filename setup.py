@@ -69,11 +69,11 @@ class CMakeBuild(build_ext):
     """build_ext that runs CMake once for all libraries, then copies them to where setuptools wants them."""
 
     def run(self) -> None:
-        in_place = bool(self.inplace or getattr(self, "editable_mode", False))
-        build_dir, output = self.configure(in_place)
         jobs = os.environ.get("MAX_JOBS", "").strip() or str(os.cpu_count() or 1)
         if not jobs.isdigit() or jobs == "0":
             raise PlatformError(f"MAX_JOBS must be a positive whole number; it is {jobs!r}.")
+        in_place = bool(self.inplace or getattr(self, "editable_mode", False))
+        build_dir, output = self.configure(in_place)
         self.cmake("--build", str(build_dir), "--parallel", jobs)
         if not in_place:
             self.copy_outputs(output, Path(self.build_lib) / "packattn")

@@ -1,4 +1,4 @@
-#include "python/packer.h"
+#include "packer.h"
 
 #include <algorithm>
 #include <bit>
