@@ -115,7 +115,8 @@ def check_attention(
     formula = Formula(mask, setup.scale, softcap, None if sinks is None else sinks.detach().cpu())
 
     subject = Subject(fn, setup)
-    problems, notes = subject.first_call(), list[str]()
+    problems = subject.first_call()
+    notes: list[str] = []
     findings: list[Finding] = []
     values: list[ValueCheck] = []
     reason = "not checked (backward=False)" if not backward else "checked"

@@ -16,18 +16,18 @@ _SHOWN = 16  # documents, and failures, that a text table shows
 class ProbeLeak:
     """One document seen from another.
 
-    document: whose logits moved; source: the document that was replaced. size: largest change of the logits.
-    changed: logits that changed. row: the row of `document` that moved most. key_row: the row of `source` that moves
-    it, found by replacing fewer and fewer tokens, and key_size by how much (None where it was not looked for or no
-    smaller set of tokens moves the row). gradient: largest gradient of `document`'s logits with respect to `source`'s
-    embeddings (None where not checked). text: all of it in words.
+    document: whose logits moved; source: the document that was replaced. size: the largest change of the logits, 0 for
+    a leak in the backward only. changed: how many logits changed. row: the row of `document` that moved most.
+    key_row: the row of `source` that moves it, found by replacing fewer and fewer tokens, and key_size by how much;
+    None where it was not looked for or takes several tokens together. gradient: the largest gradient of `document`'s
+    logits with respect to `source`'s embeddings, None where not checked. text: all of it in words.
     """
 
     document: int
     source: int
     size: float
     changed: int
-    row: int
+    row: int | None
     key_row: int | None
     key_size: float | None
     gradient: float | None

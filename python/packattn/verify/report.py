@@ -74,8 +74,22 @@ def difference(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     A finite value that became NaN, or the reverse, counts as infinite.
     """
     same = (new == old) | (new.isnan() & old.isnan())
-    moved = (new.double() - old.double()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
-    return torch.where(same, torch.zeros_like(moved), moved)
+    moved = (new.double() - old.double()).abs_().nan_to_num_(nan=math.inf, posinf=math.inf)
+    return moved.masked_fill_(same, 0.0)
+
+
+def rows_moved(new: torch.Tensor, old: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of [T, V]: the largest `difference` in every row, float64 [T], and how many entries differ, int64 [T]; on the CPU.
+
+    A block of rows at a time: the logits of a large vocabulary are too much to hold several times in float64.
+    """
+    block = max(1, 2**22 // max(1, new.shape[-1]))
+    sizes, counts = [new.new_zeros(0, dtype=torch.float64)], [new.new_zeros(0, dtype=torch.int64)]
+    for part, before in zip(new.split(block), old.split(block), strict=True):
+        moved = difference(part, before)
+        sizes.append(moved.amax(-1))
+        counts.append((moved != 0).sum(-1))
+    return torch.cat(sizes).cpu(), torch.cat(counts).cpu()
 
 
 def magnitude(value: float) -> str:
