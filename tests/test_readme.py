@@ -29,9 +29,7 @@ def python_blocks(text: str) -> Iterator[tuple[int, str, str | None]]:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_python_blocks_run_and_print_what_they_say(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_blocks_run_and_print_what_they_say(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
     for line, code, expected in python_blocks(path.read_text(encoding="utf-8")):
@@ -60,7 +58,9 @@ def test_readme_support_table_is_what_the_dispatcher_says() -> None:
     assert table.strip() == "\n".join(rows)
 
 
-@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"], ids=lambda p: p.name
+)
 def test_links_lead_somewhere(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
