@@ -188,12 +188,12 @@ for OP in ("query_ranges", "attention_forward", "attention_backward"):
     refuse(OP, "key_end_short", lambda: {"key_end": i32(1, 2)}, "key_end must be", "3", "int32 [2]")
     for WIDE in (False, True) if OP != "query_ranges" else (False,):
         for KIND, BEGIN, END, FACTS in (
-            ("negative", (-1, 0, 2), (1, 2, 3), ("key_begin", "key_begin[0] = -1")),
-            ("past_total_k", (0, 0, 2), (1, 2, 6), ("key_end", "total_k = 5", "key_end[2] = 6")),
-            ("far_past_total_k", (0, 0, 2), (1, 2, INT32_MAX), ("key_end", "total_k = 5", f"key_end[2] = {INT32_MAX}")),
-            ("begin_decreases", (0, 2, 1), (1, 3, 3), ("key_begin", "decreas", "key_begin[2] = 1", "2")),
-            ("end_decreases", (0, 0, 0), (1, 3, 2), ("key_end", "decreas", "key_end[2] = 2", "3")),
-            ("decreases_over_an_empty_row", (3, 4, 0), (4, 0, 5), ("key_begin", "decreas", "key_begin[2] = 0", "3")),
+            ("negative", (-1, 0, 2), (1, 2, 3), ("key_begin", "-1")),
+            ("past_total_k", (0, 0, 2), (1, 2, 6), ("key_end", "5", "6")),
+            ("far_past_total_k", (0, 0, 2), (1, 2, INT32_MAX), ("key_end", "5", str(INT32_MAX))),
+            ("begin_decreases", (0, 2, 1), (1, 3, 3), ("key_begin", "decreas", "1", "2")),
+            ("end_decreases", (0, 0, 0), (1, 3, 2), ("key_end", "decreas", "2", "3")),
+            ("decreases_over_an_empty_row", (3, 4, 0), (4, 0, 5), ("key_begin", "decreas", "0", "3")),
         ):
             refuse(
                 OP,
