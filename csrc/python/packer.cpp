@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <queue>
 #include <stdexcept>
-#include <tuple>
 #include <utility>
 
 namespace packattn {
@@ -185,28 +185,62 @@ int64_t next_fit(const std::vector<int64_t>& sizes, int64_t capacity, int64_t* b
   return bins;
 }
 
+// A heap of pairs with the least on top, which can change its top in place: half the work of a pop and a push.
+class Heap {
+ public:
+  using Entry = std::pair<int64_t, int64_t>;
+  bool empty() const { return entries_.empty(); }
+  const Entry& top() const { return entries_.front(); }
+
+  void push(Entry entry) {
+    entries_.push_back(entry);
+    std::push_heap(entries_.begin(), entries_.end(), std::greater<>());
+  }
+
+  void pop() {
+    std::pop_heap(entries_.begin(), entries_.end(), std::greater<>());
+    entries_.pop_back();
+  }
+
+  void replace_top(Entry entry) {
+    size_t hole = 0;
+    for (size_t child = 1; child < entries_.size(); child = 2 * hole + 1) {
+      if (child + 1 < entries_.size() && entries_[child + 1] < entries_[child]) ++child;
+      if (entry <= entries_[child]) break;
+      entries_[hole] = entries_[child];
+      hole = child;
+    }
+    entries_[hole] = entry;
+  }
+
+ private:
+  std::vector<Entry> entries_;
+};
+
 // Longest processing time first (R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969) with a document's
 // squared length as its time, and a limit on the tokens of a bin: of the bins with enough space, the one of least cost.
 int64_t least_cost(const std::vector<int64_t>& sizes, int64_t capacity, int64_t bins, int64_t* bin_of) {
-  using Fitting = std::tuple<int64_t, int64_t, int64_t>;  // cost, bin, space: the least cost on top
-  using TooFull = std::tuple<int64_t, int64_t, int64_t>;  // space, -bin, cost: the most space on top
-  std::priority_queue<Fitting, std::vector<Fitting>, std::greater<>> fitting;
-  std::priority_queue<TooFull> too_full;
-  for (int64_t b = 0; b < bins; ++b) fitting.emplace(0, b, capacity);
+  std::vector<int64_t> spaces(bins, capacity), costs(bins, 0);
+  Heap fitting;   // (cost, bin)
+  Heap too_full;  // (-space, bin)
+  for (int64_t b = 0; b < bins; ++b) fitting.push({0, b});
   for (int64_t size : sizes) {
     // Sizes only fall: a bin too full for this document is set aside until the documents are short enough for it.
-    for (; !too_full.empty() && std::get<0>(too_full.top()) >= size; too_full.pop()) {
-      const auto [space, minus_bin, cost] = too_full.top();
-      fitting.emplace(cost, -minus_bin, space);
+    for (; !too_full.empty() && -too_full.top().first >= size; too_full.pop()) {
+      fitting.push({costs[too_full.top().second], too_full.top().second});
     }
-    for (; !fitting.empty() && std::get<2>(fitting.top()) < size; fitting.pop()) {
-      const auto [cost, bin, space] = fitting.top();
-      too_full.emplace(space, -bin, cost);
+    for (; !fitting.empty() && spaces[fitting.top().second] < size; fitting.pop()) {
+      too_full.push({-spaces[fitting.top().second], fitting.top().second});
     }
-    if (fitting.empty()) fitting.emplace(0, bins++, capacity);
-    const auto [cost, bin, space] = fitting.top();
-    fitting.pop();
-    fitting.emplace(cost + size * size, bin, space - size);
+    if (fitting.empty()) {
+      fitting.push({0, bins++});
+      spaces.push_back(capacity);
+      costs.push_back(0);
+    }
+    const int64_t bin = fitting.top().second;
+    spaces[bin] -= size;
+    costs[bin] += size * size;
+    fitting.replace_top({costs[bin], bin});
     *bin_of++ = bin;
   }
   return bins;
