@@ -14,7 +14,7 @@ import torch
 
 import packattn
 from packattn import _library, cli
-from packattn.cli import demo, demo_corpus, demo_data, demo_model, demo_proof, demo_speed, info, tables
+from packattn.cli import demo, demo_corpus, demo_data, demo_model, demo_proof, demo_speed, demo_picture, info, tables
 from packattn.cli.progress import Progress
 
 PACKAGE = Path(packattn.__file__).resolve().parent
@@ -257,9 +257,6 @@ def test_demo_status_1_without_a_corpus(
 
 def test_demo_says_how_to_get_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "packattn.plotting", None)
-    from packattn.cli import demo_picture
-
     message = demo_picture.draw(tmp_path / "x.png", [torch.arange(3), torch.arange(4)], [])
     assert "pip install" in message and "matplotlib" in message
     assert not (tmp_path / "x.png").exists()

@@ -66,13 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     picture = parser.add_mutually_exclusive_group()
     picture.add_argument(
         "--picture",
-        type=Path,
+        type=_output_file,
         default=Path("packattn-demo.png"),
         metavar="FILE",
         help="where the picture goes (default %(default)s)",
     )
     picture.add_argument("--no-picture", action="store_const", const=None, dest="picture", help="draw no picture")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON too")
+    parser.add_argument("--json", type=_output_file, metavar="FILE", help="write the results as JSON too")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -251,6 +251,13 @@ def _kernels(facts: dict[str, Any]) -> str:
 
 def _heading(number: int, title: str) -> None:
     print(f"\n{number}. {title}", flush=True)
+
+
+def _output_file(text: str) -> Path:
+    path = Path(text)
+    if not path.parent.is_dir():  # better now than after a minute of work
+        raise argparse.ArgumentTypeError(f"wanted a file in a folder that exists, got {text}")
+    return path
 
 
 def _positive(text: str) -> int:
