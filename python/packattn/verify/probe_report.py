@@ -9,7 +9,7 @@ import torch
 
 from .report import Report, dtype_name, magnitude, plain, plural, table
 
-_SHOWN = 16  # documents, and failures, that a text table shows
+_SHOWN, _LEAKS, _ERRORS = 16, 6, 4  # documents, leaks and errors that a text names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,14 +99,17 @@ class ProbeReport(Report):
 
     def failures(self) -> list[str]:
         """What is wrong, a sentence each; empty if the report passed."""
-        lines = list(self.problems)
-        for index, (error, relative) in enumerate(zip(self.error.tolist(), self.relative_error.tolist(), strict=True)):
-            if not relative <= self.tolerance:
-                lines.append(
-                    f"document {index} is not what it is alone: its logits differ by {magnitude(error)}, "
-                    f"{magnitude(relative)} of its largest logit (allowed {magnitude(self.tolerance)})"
-                )
-        return lines + [leak.text for leak in self.leaks]
+        return [*self.problems, *(leak.text for leak in self.leaks), *self._errors()]
+
+    def _errors(self) -> list[str]:
+        return [
+            f"document {index} is not what it is alone: its logits differ by {magnitude(error)}, {magnitude(relative)} of "
+            f"its largest logit (allowed {magnitude(self.tolerance)})"
+            for index, (error, relative) in enumerate(
+                zip(self.error.tolist(), self.relative_error.tolist(), strict=True)
+            )
+            if not relative <= self.tolerance
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         result: dict[str, Any] = plain(
@@ -160,11 +163,11 @@ class ProbeReport(Report):
             else f"  backward: largest gradient from another document {magnitude(gradient)} (must be 0)"
         )
         failures = self.failures()
+        shown = [*self.problems, *(leak.text for leak in self.leaks[:_LEAKS]), *self._errors()[:_ERRORS]]
         if failures:
-            lines.append("")
-            lines += [f"  - {line}" for line in failures[:_SHOWN]]
-            if len(failures) > _SHOWN:
-                lines.append(f"  - and {len(failures) - _SHOWN} more")
+            lines += ["", *(f"  - {line}" for line in shown)]
+        if len(failures) > len(shown):
+            lines.append(f"  - and {len(failures) - len(shown)} more")
         return "\n".join(lines)
 
     def _table(self) -> list[str]:
