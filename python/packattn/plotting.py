@@ -161,8 +161,9 @@ def plot_influence(
         label = "leak: influence that must not be there"
         number = mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}")
         bar = figure.colorbar(mappable, ax=list(grid), shrink=0.8, label=label, format=number)
-        bar.ax.yaxis.set_minor_formatter(mpl.ticker.NullFormatter() if high / low > 20 else number)
-        bar.ax.tick_params(which="both", labelsize=8)
+        bar.locator = mpl.ticker.LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,))
+        bar.minorticks_off()
+        bar.ax.tick_params(labelsize=8)
     _legend(figure, panels)
     if title is not None:
         figure.suptitle(title)
