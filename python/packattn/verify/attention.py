@@ -193,15 +193,15 @@ def _forward_findings(subject: Subject, formula: Formula) -> list[Finding]:
     for head in range(heads_k):
         for key in range(total_k):
             out, lse = subject.forward(k=_replaced(s.k, (key, head), s.other_k))
-            by_key[:, head, :, key] = difference(out, subject.out).amax(-1).T
+            by_key[:, head, :, key] = difference(out, subject.out).amax(-1).T.cpu()
             if lse is not None and subject.lse is not None:
-                lse_by_key[:, head, :, key] = difference(lse, subject.lse)
+                lse_by_key[:, head, :, key] = difference(lse, subject.lse).cpu()
             out, _ = subject.forward(v=_replaced(s.v, (key, head), s.other_v))
-            by_value[:, head, :, key] = difference(out, subject.out).amax(-1).T
+            by_value[:, head, :, key] = difference(out, subject.out).amax(-1).T.cpu()
     by_query = torch.zeros(total_q, total_q, dtype=torch.float64)
     for row in range(total_q):
         out, _ = subject.forward(q=_replaced(s.q, row, s.other_q))
-        by_query[:, row] = difference(out, subject.out).amax((1, 2))
+        by_query[:, row] = difference(out, subject.out).amax((1, 2)).cpu()
     weighted = _weighted(formula)
     own = torch.diag(weighted.any(-1))
     findings = [

@@ -35,14 +35,16 @@ def expected_mask(
     row = first_key = 0
     for document, (length_q, length_k) in enumerate(zip(lengths_q, lengths_k, strict=True)):
         prefix = prefix_lengths[document] if prefix_lengths is not None else 0
-        for i in range(length_q):
-            place = i + length_k - length_q  # of the query among its document's keys; negative: before all of them
-            for j in range(length_k):
-                late_enough = (left < 0 or j >= place - left) and (
-                    chunk_size <= 0 or j >= place // chunk_size * chunk_size
-                )
-                early_enough = (not causal or j <= place) and (right < 0 or j <= place + right)
-                mask[row + i, first_key + j] = late_enough and (early_enough or j < prefix)
+
+        def sees(i: int, j: int, shift: int = length_k - length_q, prefix: int = prefix) -> bool:
+            place = i + shift  # of the query among its document's keys; negative: before all of them
+            late_enough = (left < 0 or j >= place - left) and (chunk_size <= 0 or j >= place // chunk_size * chunk_size)
+            early_enough = (not causal or j <= place) and (right < 0 or j <= place + right)
+            return late_enough and (early_enough or j < prefix)
+
+        block = [[sees(i, j) for j in range(length_k)] for i in range(length_q)]
+        if length_q and length_k:
+            mask[row : row + length_q, first_key : first_key + length_k] = torch.tensor(block)
         row += length_q
         first_key += length_k
     return mask

@@ -100,8 +100,8 @@ def probe(
             step()
             noise = rows_moved(forward(row, packing), base)[0].max().item()
             step()
-            if not base.isfinite().all():
-                problems.append("the logits are not finite")
+            if base.isnan().any():
+                problems.append("the logits hold NaN")
             error, relative = _alone(forward, tokens, base, step)
             found = _Influence(len(lengths))
             if noise == 0:
@@ -368,9 +368,8 @@ def _find_embedding(model: Any) -> torch.nn.Module | None:
 def _quiet(model: Any, device: torch.device) -> Iterator[None]:
     """Eval mode and torch's random state, both as they were afterwards."""
     modes = [(module, module.training) for module in model.modules()] if isinstance(model, torch.nn.Module) else []
-    accelerator = device.type if device.type != "cpu" else "cuda"
-    devices = [device] if device.type != "cpu" else []
-    with torch.random.fork_rng(devices=devices, device_type=accelerator):
+    devices = [device] if device.type in ("cuda", "xpu") else []
+    with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
         try:
             if modes:
                 model.eval()

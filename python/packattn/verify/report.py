@@ -37,6 +37,9 @@ class Report:
         if not self.passed:
             raise LeakError(self)
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __bool__(self) -> bool:
         # `if report:` and `assert report` read like questions about the verdict; a dataclass would always say True.
         return self.passed
@@ -73,6 +76,8 @@ def difference(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 
     A finite value that became NaN, or the reverse, counts as infinite.
     """
+    if new.device.type == "mps":  # which has no float64
+        new, old = new.cpu(), old.cpu()
     same = (new == old) | (new.isnan() & old.isnan())
     moved = (new.double() - old.double()).abs_().nan_to_num_(nan=math.inf, posinf=math.inf)
     return moved.masked_fill_(same, 0.0)
@@ -84,12 +89,12 @@ def rows_moved(new: torch.Tensor, old: torch.Tensor) -> tuple[torch.Tensor, torc
     A block of rows at a time: the logits of a large vocabulary are too much to hold several times in float64.
     """
     block = max(1, 2**22 // max(1, new.shape[-1]))
-    sizes, counts = [new.new_zeros(0, dtype=torch.float64)], [new.new_zeros(0, dtype=torch.int64)]
+    sizes, counts = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0, dtype=torch.int64)]
     for part, before in zip(new.split(block), old.split(block), strict=True):
         moved = difference(part, before)
-        sizes.append(moved.amax(-1))
-        counts.append((moved != 0).sum(-1))
-    return torch.cat(sizes).cpu(), torch.cat(counts).cpu()
+        sizes.append(moved.amax(-1).cpu())
+        counts.append((moved != 0).sum(-1).cpu())
+    return torch.cat(sizes), torch.cat(counts)
 
 
 def magnitude(value: float) -> str:

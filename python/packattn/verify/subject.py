@@ -96,7 +96,7 @@ def make_setup(
         k=place(k),
         v=place(v),
         dout=place(draw(total_q, heads_q, head_dim_v)),
-        dlse=draw(heads_q, total_q).to(device=device),
+        dlse=draw(heads_q, total_q).to(device=device, dtype=torch.float32),
         scale=scale,
         other_q=place(other_q),
         other_k=place(other_k),
