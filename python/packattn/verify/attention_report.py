@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .report import Report, RowNames, dtype_name, magnitude, plain, table
+from .report import Report, RowNames, Spans, dtype_name, magnitude, plain, table
 
 _SHOWN = 10  # faults that a text names
 
@@ -96,7 +96,7 @@ class ValueCheck:
 class AttentionReport(Report):
     """What check_attention found.
 
-    lengths, lengths_k: tokens of each document, of the queries and of the keys. heads: (Hq, Hkv). mask: the expected
+    documents, documents_k: first row of each document and one past its last, of the queries and of the keys. heads: (Hq, Hkv). mask: the expected
     mask in words. dtype, device: of the inputs.
     expected: bool [Tq, Tk], the mask. influence: float64 [Tq, Tk], how far out[i] moves when k[j] or v[j] is replaced.
     gradient: float64 [Tq, Tk] or None, the largest gradient of out[i] with respect to k[j] and v[j].
@@ -105,8 +105,8 @@ class AttentionReport(Report):
     backward: "checked", or the reason why not. problems: what else is wrong, in words. notes: what was left out.
     """
 
-    lengths: tuple[int, ...]
-    lengths_k: tuple[int, ...]
+    documents: Spans
+    documents_k: Spans
     heads: tuple[int, int]
     mask: str
     dtype: torch.dtype
@@ -120,6 +120,16 @@ class AttentionReport(Report):
     backward: str
     problems: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each document of the queries."""
+        return tuple(end - start for start, end in self.documents)
+
+    @property
+    def lengths_k(self) -> tuple[int, ...]:
+        """Tokens of each document of the keys."""
+        return tuple(end - start for start, end in self.documents_k)
 
     @property
     def leak(self) -> float:
@@ -187,8 +197,8 @@ class AttentionReport(Report):
                 "leaks": self.leaks,
                 "blind": self.blind,
                 "error": self.error,
-                "lengths": self.lengths,
-                "lengths_k": self.lengths_k,
+                "documents": self.documents,
+                "documents_k": self.documents_k,
                 "heads": self.heads,
                 "mask": self.mask,
                 "dtype": dtype_name(self.dtype),

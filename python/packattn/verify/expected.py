@@ -13,10 +13,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .report import Spans
+
 
 def expected_mask(
-    lengths_q: Sequence[int],
-    lengths_k: Sequence[int],
+    documents_q: Spans,
+    documents_k: Spans,
     total_q: int,
     total_k: int,
     *,
@@ -27,13 +29,13 @@ def expected_mask(
 ) -> Tensor:
     """bool [total_q, total_k], True where the row sees the key.
 
-    Document n of the queries sees document n of the keys, aligned at their last tokens. Rows and keys past the last
-    document are padding: they see nothing and nothing sees them.
+    Document n of the queries sees document n of the keys, aligned at their last tokens. Rows and keys in no document
+    are padding: they see nothing and nothing sees them.
     """
     left, right = window_size
     mask = torch.zeros(total_q, total_k, dtype=torch.bool)
-    row = first_key = 0
-    for document, (length_q, length_k) in enumerate(zip(lengths_q, lengths_k, strict=True)):
+    for document, ((row, row_end), (key, key_end)) in enumerate(zip(documents_q, documents_k, strict=True)):
+        length_q, length_k = row_end - row, key_end - key
         prefix = prefix_lengths[document] if prefix_lengths is not None else 0
 
         def sees(i: int, j: int, shift: int = length_k - length_q, prefix: int = prefix) -> bool:
@@ -44,9 +46,7 @@ def expected_mask(
 
         block = [[sees(i, j) for j in range(length_k)] for i in range(length_q)]
         if length_q and length_k:
-            mask[row : row + length_q, first_key : first_key + length_k] = torch.tensor(block)
-        row += length_q
-        first_key += length_k
+            mask[row:row_end, key:key_end] = torch.tensor(block)
     return mask
 
 

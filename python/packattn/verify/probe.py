@@ -21,7 +21,7 @@ import torch
 
 from ..packing import Packing
 from .probe_report import ProbeLeak, ProbeReport
-from .report import RowNames, difference, dtype_name, magnitude, rows_moved
+from .report import RowNames, difference, dtype_name, magnitude, rows_moved, spans_of
 
 Run = Callable[[Any, torch.Tensor, Packing], Any]
 Replacement = Callable[[torch.Tensor, int], torch.Tensor]
@@ -233,7 +233,7 @@ def _leaks(
     gradient = torch.zeros_like(moved) if reach.size is None else reach.size
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b and (moved[a, b] > 0 or gradient[a, b] > 0)]
     pairs.sort(key=lambda pair: (-moved[pair].item(), -gradient[pair].item()))
-    names = RowNames([document.numel() for document in tokens])
+    names = RowNames(spans_of(document.numel() for document in tokens))
     leaks = []
     for position, (source, document) in enumerate(pairs):
         size, row = moved[source, document].item(), int(found.row[source, document])

@@ -45,24 +45,32 @@ class Report:
         return self.passed
 
 
+Spans = tuple[tuple[int, int], ...]  # of each document: its first row, and one past its last
+
+
+def spans_of(lengths: Iterable[int]) -> Spans:
+    """Documents of these lengths, one after the other."""
+    spans, start = [], 0
+    for length in lengths:
+        spans.append((start, start + length))
+        start += length
+    return tuple(spans)
+
+
 class RowNames:
     """Names rows of the token axis by document: "document 2, token 3 (row 11)"; rows in no document are padding.
 
-    lengths: tokens of each document, in the order of the rows. word: what a row is called in the parentheses.
+    word: what a row is called in the parentheses.
     """
 
-    def __init__(self, lengths: Sequence[int], word: str = "row") -> None:
+    def __init__(self, documents: Spans, word: str = "row") -> None:
         self.word = word
-        self.lengths = tuple(lengths)
-        self.starts: list[int] = []
-        self.document: list[int] = []
-        for number, length in enumerate(lengths):
-            self.starts.append(len(self.document))
-            self.document += [number] * length
+        self.starts = [start for start, _ in documents]
+        self.document = {row: number for number, span in enumerate(documents) for row in range(*span)}
 
     def document_of(self, row: int) -> int:
         """Number of the row's document, -1 for padding."""
-        return self.document[row] if row < len(self.document) else -1
+        return self.document.get(row, -1)
 
     def __call__(self, row: int) -> str:
         document = self.document_of(row)
