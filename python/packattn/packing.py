@@ -271,3 +271,6 @@ pytree.register_pytree_node(
     serialized_type_name="packattn.Packing",
     flatten_with_keys_fn=lambda p: ([(pytree.GetAttrKey(f.name), getattr(p, f.name)) for f in fields(p)], None),
 )
+
+# torch.export.load and torch.load(weights_only=True) take it: it holds tensors and nothing else.
+torch.serialization.add_safe_globals([Packing])
