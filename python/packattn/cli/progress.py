@@ -6,9 +6,8 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from tqdm import tqdm
-
 if TYPE_CHECKING:
+    from tqdm import tqdm
     from typing_extensions import Self
 
 
@@ -23,6 +22,8 @@ class Progress:
         self._every = max(1, -(-total // lines)) if lines else 0
         self._bar: tqdm[NoReturn] | None = None
         if sys.stderr.isatty():
+            from tqdm import tqdm  # here: `packattn info` is to run in a broken environment too
+
             self._bar = tqdm(total=total, desc=f"  {label}", file=sys.stderr, dynamic_ncols=True, leave=False)
 
     def advance(self, text: str = "") -> None:
