@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
             tokens=options.tokens, full=options.full,
         )
     )  # fmt: skip
-    if not options.full and max(options.tokens) > 4096:
+    if not options.full and max(options.tokens) > 4096 and (128 in options.head_dim or "8/2" in options.heads):
         print("skipped: 16384 tokens for heads 8/2 and D = 128 (--full has them)")
     clock = Clock(options.patience)
     rows: list[dict[str, Any]] = []
