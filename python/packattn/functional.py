@@ -87,10 +87,11 @@ def attention(
     expect(packing, "attention: packing")
     if packing_k is not None:
         expect(packing_k, "attention: packing_k")
-    if q.dim() != 3:
-        raise ValueError(
-            f"attention: q must be 3-D [T, heads, head_dim] (flatten batch and tokens), got {checks.describe(q)}"
-        )
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor) or x.dim() != 3:
+            raise ValueError(
+                f"attention: {name} must be 3-D [T, heads, head_dim] (flatten batch and tokens), got {checks.describe(x)}"
+            )
     other = packing if packing_k is None else packing_k
     for name, x, where, p in (
         ("q", q, "packing", packing),
@@ -120,6 +121,7 @@ def dense_mask(
     prefix_lengths: Tensor | None = None,
 ) -> Tensor:
     """The mask as bool [T, Tk], True where the row sees the key: to look at, or for attention that takes dense masks."""
+    expect(packing, "dense_mask: packing")
     key_begin, key_end = packing.key_ranges(
         packing_k, causal=causal, window_size=window_size, chunk_size=chunk_size, prefix_lengths=prefix_lengths
     )
