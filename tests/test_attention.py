@@ -309,6 +309,19 @@ def test_double_backward_says_so() -> None:
             grad.square().sum().backward()
 
 
+@pytest.mark.parametrize("name", ("q", "k", "v", "sinks"))
+def test_forward_mode_says_so(name: str) -> None:
+    """torch.func.jvp would give a derivative of 0, without a word."""
+    x = inputs(BY_NAME["sinks"], FLOAT32)
+    tensors = {"q": x.q, "k": x.k, "v": x.v, "sinks": x.sinks}
+
+    def function(t: torch.Tensor) -> torch.Tensor:
+        return packattn.attention(packing=BY_NAME["sinks"].packing(), **(tensors | {name: t}))
+
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        torch.func.jvp(function, (tensors[name],), (torch.ones_like(tensors[name]),))
+
+
 def test_no_grad_and_inference_mode() -> None:
     case = BY_NAME["three_documents"]
     x = inputs(case, FLOAT32)

@@ -6,6 +6,7 @@ from typing import Literal, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import checks
 from .packing import Packing, expect
@@ -83,6 +84,7 @@ def attention(
 
     Raises:
         ValueError: an argument of the wrong shape, dtype, device or value; the message names it.
+        NotImplementedError: forward-mode derivatives (``torch.func.jvp``), which torch would otherwise take for 0.
     """
     expect(packing, "attention: packing")
     if packing_k is not None:
@@ -92,6 +94,13 @@ def attention(
             raise ValueError(
                 f"attention: {name} must be 3-D [T, heads, head_dim] (flatten batch and tokens), got {checks.describe(x)}"
             )
+    if not torch.compiler.is_compiling() and any(
+        x is not None and forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v, sinks)
+    ):
+        raise NotImplementedError(
+            "attention: no forward-mode derivative (torch.func.jvp, torch.autograd.forward_ad); use backward, or plain "
+            "PyTorch attention where forward mode is needed"
+        )
     other = packing if packing_k is None else packing_k
     for name, x, where, p in (
         ("q", q, "packing", packing),
