@@ -20,8 +20,9 @@ class Packing:
     """Where the documents of a packed row (or batch of rows, flattened) lie.
 
     Immutable, on one device, and a pytree of tensors, so that it can be an argument of a compiled or exported
-    function. Make one with a ``from_*`` method. T is the number of tokens, N the number of documents. What attention
-    needs has one entry per token, so a compiled model does not depend on N.
+    function. Make one with a ``from_*`` method; what they refuse, and how, is said in :mod:`packattn.metadata`. T is the
+    number of tokens, N the number of documents. What attention needs has one entry per token, so a compiled model does
+    not depend on N.
 
     Attributes:
         cu_seqlens: int32 [M + 1], offsets as varlen kernels take them. M == N unless there is padding between
@@ -150,6 +151,7 @@ class Packing:
 
     @property
     def device(self) -> torch.device:
+        """Where the tensors are."""
         return self.begin.device
 
     def key_ranges(
