@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import torch
@@ -51,7 +51,7 @@ class Packing:
 
     @classmethod
     def from_lengths(
-        cls, lengths: Sequence[int] | Tensor, total: int | None = None, device: torch.device | str | None = None
+        cls, lengths: Iterable[int] | Tensor, total: int | None = None, device: torch.device | str | None = None
     ) -> Packing:
         """From the documents' lengths in order (zeros allowed). Rows past their sum, up to ``total``, are padding."""
         cu = cu_seqlens_from_lengths(lengths)
@@ -117,6 +117,16 @@ class Packing:
         if not isinstance(attention_mask, Tensor) or attention_mask.dtype not in (torch.bool, torch.int32, torch.int64):
             raise TypeError(
                 "from_attention_mask: attention_mask must be bool, int32 or int64 (1 = token, 0 = padding), got "
+                + checks.describe(attention_mask)
+            )
+        if attention_mask.dim() not in (1, 2):
+            raise ValueError(
+                "from_attention_mask: attention_mask must be a padding mask [S] or [B, S], got "
+                + checks.describe(attention_mask)
+            )
+        if attention_mask.dim() not in (1, 2):
+            raise ValueError(
+                "from_attention_mask: attention_mask must be a padding mask [S] or [B, S], got "
                 + checks.describe(attention_mask)
             )
         mask = attention_mask.to(_INT32) if attention_mask.dtype == torch.bool else attention_mask
@@ -248,6 +258,8 @@ class Packing:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Packing:
         """The same packing on another device."""
+        if not isinstance(device, (torch.device, str, int)):  # Tensor.to would take a dtype, and make floats of offsets
+            raise TypeError(f"to: device must be a device or its name, got {checks.describe(device)}")
         return Packing(*(getattr(self, f.name).to(device, non_blocking=non_blocking) for f in fields(self)))
 
     def __repr__(self) -> str:
@@ -271,7 +283,7 @@ def _room(ids: Tensor, max_segments: int | None) -> int | None:
 
 def _window(window_size: tuple[int, int]) -> tuple[int, int]:
     pair = isinstance(window_size, (tuple, list)) and len(window_size) == 2
-    if not pair or any(isinstance(n, (bool, float)) for n in window_size):
+    if not pair or any(isinstance(n, (bool, float, str, type(None))) for n in window_size):
         raise ValueError(f"window_size must be two integers (left, right), -1 for no limit, got {window_size!r}")
     return window_size[0], window_size[1]
 
