@@ -33,6 +33,12 @@ def test_switched_off_gives_the_same_results() -> None:
     assert len(report["warnings"]) == 1 and "PACKATTN_NATIVE" in report["warnings"][0]
 
 
+def test_a_switch_that_says_nothing_is_an_error() -> None:
+    """PACKATTN_NATIVE=no would otherwise leave the compiled libraries on."""
+    with pytest.raises(RuntimeError, match="PACKATTN_NATIVE must be one of on, off; it is 'no'"):
+        in_subprocess("fallback_warnings", "served", PACKATTN_NATIVE="no")
+
+
 def test_not_built_gives_the_same_results(tmp_path: Path) -> None:
     copy_of_the_package(tmp_path, None)
     report = in_subprocess("check", PYTHONPATH=str(tmp_path))

@@ -133,7 +133,7 @@ def _attention(
     key_begin, key_end = torch.ops.packattn.key_ranges(
         begin, end, diagonal, None, causal, window_left, window_right, chunk_size
     )
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scale = (query.shape[-1] or 1) ** -0.5 if scale is None else scale  # attention_forward refuses a head_dim of 0
     out, lse = torch.ops.packattn.attention_forward(query, key, value, key_begin, key_end, sinks, scale, softcap)
     return out, lse
 
@@ -301,7 +301,7 @@ for _suffix in ("", "_reference"):
 
 
 def _autocast(device_type: str) -> Callable[..., Any]:
-    """As scaled_dot_product_attention: floating inputs go to the autocast dtype, float64 stays."""
+    """As scaled_dot_product_attention: floating inputs go to the autocast dtype; float64 stays, integers are refused."""
 
     def forward(
         query: Tensor,
@@ -314,7 +314,9 @@ def _autocast(device_type: str) -> Callable[..., Any]:
         softcap: float,
     ) -> tuple[Tensor, ...]:
         dtype = torch.get_autocast_dtype(device_type)
-        q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
+        q, k, v = (
+            x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (query, key, value)
+        )
         with torch.autocast(device_type, enabled=False):
             out, lse = torch.ops.packattn.attention_forward(q, k, v, key_begin, key_end, sinks, scale, softcap)
         return out, lse
