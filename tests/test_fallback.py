@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from worker import in_subprocess
 
 import packattn
-from packattn import _library
+from packattn import _library, checks
 from packattn.cli import info
 
 
@@ -80,3 +80,14 @@ def test_info_says_what_the_dispatcher_does(native: None, dtype: torch.dtype, di
     for direction in ("forward", "backward"):
         assert (f"packattn::attention_{direction}_reference" in ran) == bool(reasons), (kernel, reasons, ran)
     assert kernel.startswith("compiled") == (not reasons)
+
+
+def test_values_on_other_devices_are_looked_at_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere(torch.Tensor):
+        device = torch.device("cuda")  # type: ignore[assignment]
+
+    offsets = torch.tensor([0, 5, 3]).as_subclass(Elsewhere)
+    checks.cu_seqlens("op", offsets, 5)
+    monkeypatch.setenv("PACKATTN_VALIDATE", "1")
+    with pytest.raises(ValueError, match="op: cu_seqlens must not decrease, got 5 then 3 at entry 2"):
+        checks.cu_seqlens("op", offsets, 5)
