@@ -72,6 +72,14 @@ void zero_rows(const TensorView& x, const Range& rows, int heads, int dim, DType
   }
 }
 
+bool streams_out(const AttentionForwardParams& p) {
+  constexpr int64_t kLarge = int64_t{16} << 20;  // bytes
+  constexpr int64_t kLine = 16;                  // floats: the widest vector
+  return p.dtype == DType::float32 && p.total_q * p.heads_q * p.head_dim_v * 4 >= kLarge &&
+         reinterpret_cast<uintptr_t>(p.out.data) % 64 == 0 && p.out.row_stride % kLine == 0 &&
+         p.out.head_stride % kLine == 0 && p.head_dim_v % kLine == 0;
+}
+
 // The turn belongs to a tile that another worker is computing right now.
 void wait_for_turn(const int32_t* turn, int32_t tile) {
   for (int spins = 0; __atomic_load_n(turn, __ATOMIC_ACQUIRE) != tile; spins++) {
@@ -136,7 +144,7 @@ void attention_forward(const AttentionForwardParams& p, const Executor& executor
   const size_t each = Workspace::padded(k.forward_scratch(p));
   Workspace workspace(each * workers);
   float* scratch = workspace.take(each * workers);
-  const ForwardContext context{&p, plan.segments.data(), plan.runs.data()};
+  const ForwardContext context{&p, plan.segments.data(), plan.runs.data(), streams_out(p)};
 
   for_each(executor, workers, schedule.size() + fills, [&](int worker, int64_t i) {
     if (i >= schedule.size()) {

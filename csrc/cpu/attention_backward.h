@@ -73,7 +73,7 @@ PACKATTN_NOINLINE static void prob_tile(const BackwardScratch& w, const Group& g
     }
     PACKATTN_UNROLL for (int i = 0; i < M; i++) {
       const vf nl = vbcast(w.minus_lse + g.m + i);
-      PACKATTN_UNROLL for (int n = 0; n < NV; n++) c.v[i][n] = vexp(vfma(c.v[i][n], factor, nl));
+      PACKATTN_UNROLL for (int n = 0; n < NV; n++) c.v[i][n] = vprobability(vfma(c.v[i][n], factor, nl));
     }
     if (masked) acc_keep(c, panel * NR, w.lo + g.m, w.hi + g.m, vzero());
     acc_store(c, P, LDS);
@@ -101,8 +101,10 @@ PACKATTN_NOINLINE static void prob_tile(const BackwardScratch& w, const Group& g
 template <int M>
 PACKATTN_NOINLINE static void key_gradient_tile(float* c, const float* a, const float* b, int r0, int r1) {
   Acc<M> x;
-  acc_load(x, c, NR);
+  acc_zero(x);
   tile_acc<M, 1, LDS>(x, a, b, r0, r1);
+  PACKATTN_UNROLL for (int i = 0; i < M; i++)
+    PACKATTN_UNROLL for (int n = 0; n < NV; n++) x.v[i][n] = vadd(vload(c + i * NR + n * VW), x.v[i][n]);
   acc_store(x, c, NR);
 }
 
@@ -111,15 +113,13 @@ template <int M>
 PACKATTN_NOINLINE static void query_gradient_tile(float* c, int64_t ld, int columns, bool add, const float* a,
                                                   const float* b, int k0, int k1) {
   Acc<M> x;
-  if (!add) {
-    acc_zero(x);
-  } else if (columns >= NR) {
-    acc_load(x, c, ld);
-  } else {
-    PACKATTN_UNROLL for (int i = 0; i < M; i++)
-      PACKATTN_UNROLL for (int n = 0; n < NV; n++) x.v[i][n] = load_tail(c + i * ld + n * VW, columns - n * VW);
-  }
+  acc_zero(x);
   tile_acc<M, LDS, 1>(x, a, b, k0, k1);
+  if (add) {
+    PACKATTN_UNROLL for (int i = 0; i < M; i++)
+      PACKATTN_UNROLL for (int n = 0; n < NV; n++)
+          x.v[i][n] = vadd(load_tail(c + i * ld + n * VW, columns - n * VW), x.v[i][n]);
+  }
   if (columns >= NR) {
     acc_store(x, c, ld);
   } else {
@@ -438,7 +438,7 @@ static double sink_gradient(const BackwardContext& context, const Run* runs, int
       float probability[VW];
       const int n = imin(VW, runs[x].q1 - r);
       for (int i = 0; i < VW; i++) probability[i] = i < n ? lse[r + i] : 0.f;
-      vstore(probability, vexp(vsub(sink, vload(probability))));
+      vstore(probability, vprobability(vsub(sink, vload(probability))));
       for (int i = 0; i < n; i++) total -= static_cast<double>(probability[i]) * delta[r + i];
     }
   }

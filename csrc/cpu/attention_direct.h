@@ -77,7 +77,7 @@ struct Combine {
   const float* a;
   const int *begin, *end;
   int columns;
-  bool add;
+  bool add, stream;
   Ahead& ahead;
 
   template <int M>
@@ -117,7 +117,7 @@ struct Combine {
       for (int j = c1; j < e1; j++) term(j, false);
       PACKATTN_UNROLL for (int r = 0; r < M; r++) {
         PACKATTN_UNROLL for (int n = 0; n < NV; n++) {
-          store_tail(to + (i + r) * ld_to + d + n * VW, c.v[r][n], columns - d - n * VW);
+          store_out(to + (i + r) * ld_to + d + n * VW, c.v[r][n], columns - d - n * VW, stream);
         }
       }
     }
@@ -144,7 +144,8 @@ PACKATTN_INLINE void prefetch_heads(Ahead& ahead, const TensorView& x, int row, 
 
 template <class T>
 PACKATTN_NOINLINE static void direct_forward_head(const AttentionForwardParams& p, const DirectMask& m,
-                                                  Ahead& ahead, int hq, int h, bool new_keys, float* scratch) {
+                                                  Ahead& ahead, int hq, int h, bool new_keys, bool stream,
+                                                  float* scratch) {
   const int D = p.head_dim, Dv = p.head_dim_v;
   float *query = scratch, *key = query + kDirect * direct_stride(D), *value = key + kDirect * direct_stride(D);
   copy_rows(query, at<const T>(p.query, m.r0, hq), p.query.row_stride, m.rows, D);
@@ -179,7 +180,7 @@ PACKATTN_NOINLINE static void direct_forward_head(const AttentionForwardParams& 
     vstore(lse + i, vadd(top, vlog(sum)));
   }
   __builtin_memcpy(p.lse + hq * p.total_q + m.r0, lse, m.rows * sizeof(float));
-  Combine<T, 1, kDirect>{at<T>(p.out, m.r0, hq), p.out.row_stride, value, z, m.key_begin, m.key_end, Dv, false, ahead}
+  Combine<T, 1, kDirect>{at<T>(p.out, m.r0, hq), p.out.row_stride, value, z, m.key_begin, m.key_end, Dv, false, stream, ahead}
       .run(m.rows);
 }
 
@@ -219,7 +220,7 @@ PACKATTN_NOINLINE static void direct_backward_head(const BackwardContext& contex
       } else {
         s = vfma(s, scale, vsub(vzero(), l));
       }
-      const vf e = vexp(s);
+      const vf e = vprobability(s);
       vstore(z + at, e);
       delta = vadd(delta, vkeep(vmul(e, vload(y + at)), vset(static_cast<float>(j)), lo, hi, vzero()));
     }
@@ -236,16 +237,16 @@ PACKATTN_NOINLINE static void direct_backward_head(const BackwardContext& contex
   const int group = p.heads_q / p.heads_k;
   if (group == 1) {
     Combine<T, kDirect, 1>{
-        at<T>(p.dvalue, m.k0, h), p.dvalue.row_stride, dout, z, m.row_begin, m.row_end, Dv, false, ahead}
+        at<T>(p.dvalue, m.k0, h), p.dvalue.row_stride, dout, z, m.row_begin, m.row_end, Dv, false, false, ahead}
         .run(m.keys);
     Combine<T, kDirect, 1>{
-        at<T>(p.dkey, m.k0, h), p.dkey.row_stride, query, y, m.row_begin, m.row_end, D, false, ahead}
+        at<T>(p.dkey, m.k0, h), p.dkey.row_stride, query, y, m.row_begin, m.row_end, D, false, false, ahead}
         .run(m.keys);
   } else {
-    Combine<float, kDirect, 1>{dvalue, ldv, dout, z, m.row_begin, m.row_end, Dv, !new_keys, ahead}.run(m.keys);
-    Combine<float, kDirect, 1>{dkey, ld, query, y, m.row_begin, m.row_end, D, !new_keys, ahead}.run(m.keys);
+    Combine<float, kDirect, 1>{dvalue, ldv, dout, z, m.row_begin, m.row_end, Dv, !new_keys, false, ahead}.run(m.keys);
+    Combine<float, kDirect, 1>{dkey, ld, query, y, m.row_begin, m.row_end, D, !new_keys, false, ahead}.run(m.keys);
   }
-  Combine<T, 1, kDirect>{at<T>(p.dquery, m.r0, hq), p.dquery.row_stride, key, y, m.key_begin, m.key_end, D, false,
+  Combine<T, 1, kDirect>{at<T>(p.dquery, m.r0, hq), p.dquery.row_stride, key, y, m.key_begin, m.key_end, D, false, false,
                          ahead}
       .run(m.rows);
   if (group == 1 || (hq + 1) % group != 0) return;
@@ -259,7 +260,8 @@ PACKATTN_NOINLINE static void direct_backward_head(const BackwardContext& contex
 // Prefetches the next document's rows (of out: to write) over the heads of this one.
 template <class T>
 PACKATTN_INLINE void direct_prefetch(Ahead& ahead, const AttentionForwardParams& p, const Segment* segments,
-                                     const Run* runs, const Item* next, const TensorView* dout, int products) {
+                                     const Run* runs, const Item* next, const TensorView* dout, bool out,
+                                     int products) {
   if (next == nullptr || !is_direct(segments[next->segment], runs)) return;
   const Segment& s = segments[next->segment];
   const Run& run = runs[s.run0];
@@ -269,7 +271,7 @@ PACKATTN_INLINE void direct_prefetch(Ahead& ahead, const AttentionForwardParams&
   prefetch_heads<const T>(ahead, p.value, s.k0, keys, p.heads_k, p.head_dim_v);
   if (dout) {
     prefetch_heads<const T>(ahead, *dout, run.q0, rows, p.heads_q, p.head_dim_v);
-  } else {
+  } else if (out) {
     prefetch_heads<T>(ahead, p.out, run.q0, rows, p.heads_q, p.head_dim_v, true);
   }
   ahead.spread(p.heads_q * products * (p.head_dim + p.head_dim_v) / NR);
@@ -283,10 +285,10 @@ PACKATTN_NOINLINE static void direct_forward(const ForwardContext& context, cons
   const Segment& s = context.segments[it.segment];
   const DirectMask m(p, s, context.runs[s.run0]);
   Ahead ahead;
-  direct_prefetch<T>(ahead, p, context.segments, context.runs, next, nullptr, 1);
+  direct_prefetch<T>(ahead, p, context.segments, context.runs, next, nullptr, !context.stream_out, 1);
   const int group = p.heads_q / p.heads_k;
   for (int hq = 0; hq < p.heads_q; hq++)
-    direct_forward_head<T>(p, m, ahead, hq, hq / group, hq % group == 0, scratch);
+    direct_forward_head<T>(p, m, ahead, hq, hq / group, hq % group == 0, context.stream_out, scratch);
 }
 
 template <class T>
@@ -296,7 +298,7 @@ PACKATTN_NOINLINE static void direct_backward(const BackwardContext& context, co
   const Segment& s = context.segments[it.segment];
   const DirectMask m(p, s, context.runs[s.run0]);
   Ahead ahead;
-  direct_prefetch<T>(ahead, p, context.segments, context.runs, next, &p.dout, 3);
+  direct_prefetch<T>(ahead, p, context.segments, context.runs, next, &p.dout, false, 3);
   const int group = p.heads_q / p.heads_k;
   for (int hq = 0; hq < p.heads_q; hq++)
     direct_backward_head<T>(context, m, ahead, hq, hq / group, hq % group == 0, scratch);

@@ -102,16 +102,14 @@ PACKATTN_NOINLINE static void value_tile(const ForwardScratch& w, int m, bool st
                                          int k1) {
   Acc<M> c;
   float* o = w.O + (static_cast<int64_t>(panel) * w.cap + m) * NR;
+  acc_zero(c);
+  tile_acc<M, LDS, 1>(c, w.S + m * LDS, w.V + static_cast<int64_t>(panel) * ldv * NR, k0, k1);
   if (started) {
-    acc_load(c, o, NR);
     PACKATTN_UNROLL for (int i = 0; i < M; i++) {
       const vf a = vbcast(w.alpha + m + i);
-      PACKATTN_UNROLL for (int n = 0; n < NV; n++) c.v[i][n] = vmul(c.v[i][n], a);
+      PACKATTN_UNROLL for (int n = 0; n < NV; n++) c.v[i][n] = vfma(vload(o + i * NR + n * VW), a, c.v[i][n]);
     }
-  } else {
-    acc_zero(c);
   }
-  tile_acc<M, LDS, 1>(c, w.S + m * LDS, w.V + static_cast<int64_t>(panel) * ldv * NR, k0, k1);
   acc_store(c, o, NR);
 }
 
@@ -241,14 +239,22 @@ struct Forward {
         T* out = at<T>(p.out, r0 + i, h0 + g);
         for (int d = 0; d < Dv; d += VW) {
           const float* o = w.O + (static_cast<int64_t>(d / NR) * w.cap + m) * NR + d % NR;
-          store_tail(out + d, vmul(scale, vload(o)), Dv - d);
+          store_out(out + d, vmul(scale, vload(o)), Dv - d, context.stream_out);
         }
       }
     }
   }
 
   void run(const Item& it, const Item* next, float* scratch) const {
-    if (is_direct(context.segments[it.segment], context.runs)) return direct_forward<T>(context, it, next, scratch);
+    if (is_direct(context.segments[it.segment], context.runs)) {
+      direct_forward<T>(context, it, next, scratch);
+    } else {
+      blocks(it, next, scratch);
+    }
+    if (context.stream_out) vfence();
+  }
+
+  void blocks(const Item& it, const Item* next, float* scratch) const {
     const ForwardScratch w(p, scratch);
     const int rows = it.b - it.a, together = imax(1, w.cap / rows);
     for (int h = it.h0; h < it.h1; h++)

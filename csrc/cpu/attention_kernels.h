@@ -44,6 +44,9 @@ struct ForwardContext {
   const AttentionForwardParams* params;
   const Segment* segments;
   const Run* runs;
+  // out is so large that it leaves the caches before anybody reads it, and it is aligned: stores go past the caches,
+  // which saves reading what they overwrite.
+  bool stream_out;
 };
 
 struct BackwardContext {

@@ -23,6 +23,10 @@ PACKATTN_INLINE vf vsub(vf a, vf b) { return _mm256_sub_ps(a, b); }
 PACKATTN_INLINE vf vmul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 PACKATTN_INLINE vf vdiv(vf a, vf b) { return _mm256_div_ps(a, b); }
 PACKATTN_INLINE vf vmax(vf a, vf b) { return _mm256_max_ps(a, b); }
+// past the caches; p is aligned to a vector, and vfence() comes before anybody else reads it
+PACKATTN_INLINE void vstream(float* p, vf x) { _mm256_stream_ps(p, x); }
+PACKATTN_INLINE void vfence() { _mm_sfence(); }
+PACKATTN_INLINE vf vmin(vf a, vf b) { return _mm256_min_ps(a, b); }
 PACKATTN_INLINE vf vkeep(vf x, vf j, vf lo, vf hi, vf other) {
   const vf in = _mm256_and_ps(_mm256_cmp_ps(j, lo, _CMP_GE_OQ), _mm256_cmp_ps(j, hi, _CMP_LT_OQ));
   return _mm256_blendv_ps(other, x, in);

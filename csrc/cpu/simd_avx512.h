@@ -25,6 +25,10 @@ PACKATTN_INLINE vf vsub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 PACKATTN_INLINE vf vmul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 PACKATTN_INLINE vf vdiv(vf a, vf b) { return _mm512_div_ps(a, b); }
 PACKATTN_INLINE vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
+// past the caches; p is aligned to a vector, and vfence() comes before anybody else reads it
+PACKATTN_INLINE void vstream(float* p, vf x) { _mm512_stream_ps(p, x); }
+PACKATTN_INLINE void vfence() { _mm_sfence(); }
+PACKATTN_INLINE vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
 PACKATTN_INLINE vf vkeep(vf x, vf j, vf lo, vf hi, vf other) {
   const __mmask16 in = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(j, lo, _CMP_GE_OQ), j, hi, _CMP_LT_OQ);
   return _mm512_mask_blend_ps(in, other, x);

@@ -21,6 +21,9 @@ PACKATTN_INLINE vf vexp(vf x) {
   return vmul(p, vshift_left_23(t));
 }
 
+// exp(score - lse). At most 1, whatever the rounding of huge scores makes of the difference; NaN passes through.
+PACKATTN_INLINE vf vprobability(vf x) { return vexp(vmin(vzero(), x)); }
+
 // Natural logarithm of a positive normal number; NaN and infinity pass through. ln(m * 2^e) = e ln 2 + ln m with
 // m in [1/sqrt 2, sqrt 2), ln(1 + f) = f + f^2 (f P(f) - 1/2), P fitted to 6e-9.
 PACKATTN_INLINE vf vlog(vf x) {

@@ -41,6 +41,7 @@ PACKATTN_INLINE vf vdiv(vf a, vf b) { return a / b; }
 PACKATTN_INLINE vf vselect(vi condition, vf x, vf y) { return (vf)((condition & (vi)x) | (~condition & (vi)y)); }
 // a > b ? a : b; b where either is NaN
 PACKATTN_INLINE vf vmax(vf a, vf b) { return vselect(a > b, a, b); }
+PACKATTN_INLINE vf vmin(vf a, vf b) { return vselect(a < b, a, b); }
 // x where lo <= j < hi, else other
 PACKATTN_INLINE vf vkeep(vf x, vf j, vf lo, vf hi, vf other) { return vselect((j >= lo) & (j < hi), x, other); }
 // a < b ? x : y
@@ -69,6 +70,8 @@ PACKATTN_INLINE vf vload(const float* p) {
   return x;
 }
 PACKATTN_INLINE void vstore(float* p, vf x) { std::memcpy(p, &x, sizeof x); }
+PACKATTN_INLINE void vstream(float* p, vf x) { vstore(p, x); }
+PACKATTN_INLINE void vfence() {}
 
 PACKATTN_INLINE uint32_t bits_of(float x) {
   uint32_t u;

@@ -182,6 +182,14 @@ PACKATTN_INLINE void store_tail(T* p, vf x, int left) {
     vstore_half(p, x);
   }
 }
+// The same for out: past the caches if `stream` (ForwardContext::stream_out; then rows are whole, aligned vectors).
+template <class T>
+PACKATTN_INLINE void store_out(T* p, vf x, int left, bool stream) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    if (stream && left >= VW) return vstream(p, x);
+  }
+  store_tail(p, x, left);
+}
 
 // rows packing: n rows of x (ld apart) times s into panels that are `panel` floats apart; columns from D to a
 // multiple of NR become 0. Returns whether all of x is finite, if Check.
