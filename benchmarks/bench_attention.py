@@ -84,6 +84,17 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def keep_freed_memory() -> None:
+    """Starts this program again with a malloc that keeps what is freed, for everybody whom it times.
+
+    By default glibc gives large blocks back to the system and takes page faults to get them again: a third of the time
+    of a backward over 4096 tokens, and an accident of block sizes. Elsewhere the variables do nothing.
+    """
+    if "MALLOC_TRIM_THRESHOLD_" not in os.environ:
+        os.environ.update(MALLOC_TRIM_THRESHOLD_=str(1 << 40), MALLOC_MMAP_THRESHOLD_=str(1 << 40))
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     if options.isa:
@@ -245,4 +256,5 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     sys.exit(main())
