@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from cases import CASES, Case
 
 SOURCE = Path(__file__).parent / "native"
