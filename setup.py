@@ -7,7 +7,8 @@ PACKATTN_CUDA         "auto" (default) builds the CUDA kernels where a toolkit i
                       them out. This version has none yet, so "auto" builds none and "on" is an error.
 TORCH_CUDA_ARCH_LIST  architectures of the CUDA kernels, for example "8.0;9.0a".
 PACKATTN_DEBUG        "1" builds with assertions, debug information and little optimisation.
-PACKATTN_SANITIZE     sanitizers for the native code, for example "address,undefined".
+PACKATTN_SANITIZE     sanitizers for the native code, for example "undefined". "address" needs its library loaded before
+                      Python: LD_PRELOAD=$(c++ -print-file-name=libasan.so).
 MAX_JOBS              compiler processes at a time. Default: one for each core.
 CXX, CXXFLAGS         the C++ compiler and further flags, as CMake reads them.
 
@@ -27,6 +28,7 @@ import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import ExecError, PlatformError
 
@@ -42,15 +44,8 @@ def switch(name: str, default: str, allowed: tuple[str, ...]) -> str:
 
 def find_tool(name: str) -> str | None:
     """Path of cmake or ninja: the one that pip installed beside this interpreter, else the one on PATH."""
-    beside = Path(sysconfig.get_path("scripts")) / name
-    if beside.exists():
-        return str(beside)
-    spec = importlib.util.find_spec(name)  # an isolated build has it on sys.path only
-    for folder in spec.submodule_search_locations or [] if spec else []:
-        for candidate in (Path(folder, "data", "bin", name), Path(folder).parent / "bin" / name):
-            if candidate.exists():
-                return str(candidate)
-    return shutil.which(name)
+    beside = Path(sysconfig.get_path("scripts"), name)
+    return str(beside) if beside.exists() else shutil.which(name)
 
 
 def torch_version() -> str:
@@ -65,15 +60,23 @@ def torch_version() -> str:
     return line.split("=")[1].strip().strip("'\"")
 
 
+class CleanBuild(build):
+    """build that starts from nothing: setuptools would put files that the sources no longer have into the wheel."""
+
+    def run(self) -> None:
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
 class CMakeBuild(build_ext):
     """build_ext that runs CMake once for all libraries, then copies them to where setuptools wants them."""
 
     def run(self) -> None:
-        in_place = bool(self.inplace or getattr(self, "editable_mode", False))
-        build_dir, output = self.configure(in_place)
         jobs = os.environ.get("MAX_JOBS", "").strip() or str(os.cpu_count() or 1)
         if not jobs.isdigit() or jobs == "0":
             raise PlatformError(f"MAX_JOBS must be a positive whole number; it is {jobs!r}.")
+        in_place = bool(self.inplace or getattr(self, "editable_mode", False))
+        build_dir, output = self.configure(in_place)
         self.cmake("--build", str(build_dir), "--parallel", jobs)
         if not in_place:
             self.copy_outputs(output, Path(self.build_lib) / "packattn")
@@ -121,7 +124,9 @@ class CMakeBuild(build_ext):
     def cmake(self, *arguments: str) -> None:
         cmake = find_tool("cmake")
         if cmake is None:
-            raise PlatformError("packattn's native build needs CMake 3.20 or later, and none was found: pip install cmake.")
+            raise PlatformError(
+                "packattn's native build needs CMake 3.20 or later, and none was found: pip install cmake."
+            )
         print("running", cmake, *arguments, flush=True)
         try:
             subprocess.run([cmake, *arguments], check=True)
@@ -143,5 +148,5 @@ native = switch("PACKATTN_NATIVE", "on", ("on", "off")) == "on"
 setup(
     # The sources are CMake's business; the entry makes the wheel a platform wheel and names the module.
     ext_modules=[Extension("packattn._C", sources=[])] if native else [],
-    cmdclass={"build_ext": CMakeBuild} if native else {},
+    cmdclass={"build": CleanBuild, **({"build_ext": CMakeBuild} if native else {})},
 )

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kMaxOffset = std::numeric_limits<int32_t>::max();
 
-// Larger than any difference of two int32 values: windows and chunks are cut to it, so that sums stay in 64 bits.
+// Larger than any difference of two int32 values: windows are cut to it, so that sums stay in 64 bits.
 constexpr int64_t kBeyondAnyRow = int64_t{1} << 33;
 
 template <typename... Parts>
@@ -237,7 +237,10 @@ void key_ranges(const int32_t* begin, const int32_t* end, const int32_t* diagona
                 int64_t rows, const KeyRangeOptions& options, int32_t* key_begin, int32_t* key_end) {
   const int64_t left = std::min(options.window_left, kBeyondAnyRow);
   const int64_t right = options.causal ? 0 : std::min(options.window_right, kBeyondAnyRow);
-  const int64_t chunk = std::min(options.chunk_size, kBeyondAnyRow);
+  // A difference of two int32 values that is not negative fits uint32_t, whose division is the faster one; a chunk
+  // beyond it narrows nothing.
+  const uint32_t chunk =
+      options.chunk_size <= std::numeric_limits<uint32_t>::max() ? static_cast<uint32_t>(options.chunk_size) : 0;
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t first = begin[i];
     const int64_t last = end[i];
@@ -247,7 +250,9 @@ void key_ranges(const int32_t* begin, const int32_t* end, const int32_t* diagona
     if (left >= 0) low = std::max(low, center - left);
     if (right >= 0) high = std::min(high, center + right + 1);
     // A diagonal before the document lies in a chunk before it, which narrows nothing.
-    if (chunk > 0 && center >= first) low = std::max(low, first + (center - first) / chunk * chunk);
+    if (chunk > 0 && center >= first) {
+      low = std::max(low, first + int64_t{static_cast<uint32_t>(center - first) / chunk} * chunk);
+    }
     if (prefix_end != nullptr) high = std::max(high, std::min<int64_t>(prefix_end[i], last));
     low = std::min(low, last);
     high = std::min(std::max(high, low), last);
@@ -274,10 +279,9 @@ void query_ranges(const int32_t* key_begin, const int32_t* key_end, int64_t tota
   int64_t last = 0;   // one past the last row so far
   for (int64_t i = 0; i < total_q; ++i) {
     if (key_begin[i] >= key_end[i]) continue;
-    std::fill(query_end + begun, query_end + key_begin[i], static_cast<int32_t>(last));
-    std::fill(query_begin + ended, query_begin + key_end[i], static_cast<int32_t>(i));
-    begun = key_begin[i];
-    ended = key_end[i];
+    // A causal row adds one key: not worth a call of std::fill.
+    while (begun < key_begin[i]) query_end[begun++] = static_cast<int32_t>(last);
+    while (ended < key_end[i]) query_begin[ended++] = static_cast<int32_t>(i);
     last = i + 1;
   }
   std::fill(query_end + begun, query_end + total_k, static_cast<int32_t>(last));

@@ -14,7 +14,6 @@
 namespace packattn::ops {
 namespace {
 
-using torch::stable::contiguous;
 using torch::stable::detail::from;
 using torch::stable::detail::to;
 
@@ -98,7 +97,7 @@ void call_reference(const char* op, const char* reference, StableIValue* stack) 
 
 // The tensor itself if a kernel can read it: only the last dimension must be contiguous.
 Tensor readable(const Tensor& tensor) {
-  return tensor.stride(2) == 1 ? tensor : contiguous(tensor);
+  return tensor.stride(2) == 1 ? tensor : torch::stable::contiguous(tensor);
 }
 
 TensorView view(const Tensor& tensor, void* data) {
@@ -116,7 +115,8 @@ TensorView output_view(const Tensor& tensor) {
 
 std::optional<Tensor> as_float32(const std::optional<Tensor>& tensor) {
   if (!tensor) return std::nullopt;
-  return contiguous(torch::stable::to(*tensor, ScalarType::Float));
+  const bool converted = tensor->scalar_type() == ScalarType::Float;
+  return as_contiguous(converted ? *tensor : torch::stable::to(*tensor, ScalarType::Float));
 }
 
 DType kernel_dtype(ScalarType dtype) {
@@ -132,8 +132,8 @@ class KernelInputs {
       : query_(readable(in.query)),
         key_(readable(in.key)),
         value_(readable(in.value)),
-        key_begin_(contiguous(in.key_begin)),
-        key_end_(contiguous(in.key_end)),
+        key_begin_(as_contiguous(in.key_begin)),
+        key_end_(as_contiguous(in.key_end)),
         sinks_(as_float32(in.sinks)),
         in_(in) {}
 
@@ -167,8 +167,8 @@ class KernelInputs {
 
 // For the paths that do not reach a kernel, which checks the ranges itself.
 void check_ranges(const Inputs& in) {
-  const Tensor begin = contiguous(in.key_begin);
-  const Tensor end = contiguous(in.key_end);
+  const Tensor begin = as_contiguous(in.key_begin);
+  const Tensor end = as_contiguous(in.key_end);
   named(in.op, [&] {
     cpu::check_key_ranges(begin.const_data_ptr<int32_t>(), end.const_data_ptr<int32_t>(), in.total_q(), in.total_k());
   });
@@ -235,7 +235,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(const Tensor& dout
   const KernelInputs inputs(in);
   const Tensor out_read = readable(out);
   const Tensor dout_read = readable(dout);
-  const Tensor lse_read = contiguous(lse);
+  const Tensor lse_read = as_contiguous(lse);
   const std::optional<Tensor> dlse_read = as_float32(dlse);
   AttentionBackwardParams params;
   inputs.fill(params);
@@ -248,7 +248,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(const Tensor& dout
   params.dvalue = output_view(dvalue);
   params.dsinks = sinks ? dsinks.mutable_data_ptr<float>() : nullptr;
   named(in.op, [&] { cpu::attention_backward(params, torch_executor()); });
-  if (sinks) dsinks = torch::stable::to(dsinks, sinks->scalar_type());
+  if (sinks && sinks->scalar_type() != ScalarType::Float) dsinks = torch::stable::to(dsinks, sinks->scalar_type());
   return {dquery, dkey, dvalue, dsinks};
 }
 

@@ -129,6 +129,11 @@ inline void require_integer_vector(const char* op, const char* name, const Tenso
   require(tensor.dim() == 1, op, name, " must be 1-D ", meaning, ", got ", Described{tensor});
 }
 
+// The tensor itself if its elements lie one after the other; asking is much cheaper than dispatching contiguous().
+inline Tensor as_contiguous(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
 inline Tensor empty_cpu(std::initializer_list<int64_t> sizes, ScalarType dtype) {
   return torch::stable::empty({sizes.begin(), sizes.size()}, dtype);
 }

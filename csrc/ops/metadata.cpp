@@ -11,8 +11,6 @@
 namespace packattn::ops {
 namespace {
 
-using torch::stable::contiguous;
-
 // Calls body with the data of an int32 or int64 tensor, which must be contiguous.
 template <typename Body>
 void with_integers(const Tensor& tensor, const Body& body) {
@@ -32,7 +30,7 @@ void with_token_rows(const char* op, const char* name, const Tensor& ids, const 
   require(ids.dim() == 1 || ids.dim() == 2, op, name, " must be 1-D [T] or 2-D [B, S], got ", Described{ids});
   const int64_t rows = ids.dim() == 2 ? ids.size(0) : 1;
   const int64_t columns = ids.size(ids.dim() - 1);
-  with_integers(contiguous(ids),
+  with_integers(as_contiguous(ids),
                 [&]<typename Index>(const Index* data) { body(cpu::TokenRows<Index>{data, rows, columns}); });
 }
 
@@ -83,7 +81,7 @@ Tensor cu_seqlens_from_lengths(const Tensor& lengths) {
   const int64_t count = lengths.numel();
   require(count < kInt32Max, op, "lengths must have less than ", kInt32Max, " entries, got ", Described{lengths});
   Tensor cu = empty_cpu({count + 1}, ScalarType::Int);
-  with_integers(contiguous(lengths), [&](const auto* data) {
+  with_integers(as_contiguous(lengths), [&](const auto* data) {
     named(op, [&] { cpu::cu_seqlens_from_lengths(data, count, cu.mutable_data_ptr<int32_t>()); });
   });
   return cu;
@@ -127,7 +125,7 @@ Tensor position_ids_from_cu_seqlens(const Tensor& cu_seqlens, int64_t total) {
   require_integer_vector(op, "cu_seqlens", cu_seqlens, "[N + 1]");
   require_total(op, "total", total);
   Tensor position_ids = empty_cpu({total}, ScalarType::Long);
-  with_integers(contiguous(cu_seqlens), [&](const auto* cu) {
+  with_integers(as_contiguous(cu_seqlens), [&](const auto* cu) {
     named(op, [&] {
       cpu::position_ids_from_cu_seqlens(cu, cu_seqlens.numel(), total, position_ids.mutable_data_ptr<int64_t>());
     });
@@ -140,7 +138,7 @@ Tensor segment_ids_from_cu_seqlens(const Tensor& cu_seqlens, int64_t total) {
   require_integer_vector(op, "cu_seqlens", cu_seqlens, "[N + 1]");
   require_total(op, "total", total);
   Tensor segment_ids = empty_cpu({total}, ScalarType::Int);
-  with_integers(contiguous(cu_seqlens), [&](const auto* cu) {
+  with_integers(as_contiguous(cu_seqlens), [&](const auto* cu) {
     named(op, [&] {
       cpu::segment_ids_from_cu_seqlens(cu, cu_seqlens.numel(), total, segment_ids.mutable_data_ptr<int32_t>());
     });
@@ -170,7 +168,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> document_ranges(const Tensor& starts_
   Tensor segment_ids = empty_cpu({total_q}, ScalarType::Int);
   const cpu::DocumentRanges out{begin.mutable_data_ptr<int32_t>(), end.mutable_data_ptr<int32_t>(),
                                 diagonal.mutable_data_ptr<int32_t>(), segment_ids.mutable_data_ptr<int32_t>()};
-  const Tensor inputs[] = {contiguous(starts_q), contiguous(ends_q), contiguous(starts_k), contiguous(ends_k)};
+  const Tensor inputs[] = {as_contiguous(starts_q), as_contiguous(ends_q), as_contiguous(starts_k),
+                           as_contiguous(ends_k)};
   const bool narrow = std::all_of(std::begin(inputs), std::end(inputs),
                                   [](const Tensor& input) { return input.scalar_type() == ScalarType::Int; });
   const auto run = [&]<typename Index>(const Tensor& sq, const Tensor& eq, const Tensor& sk, const Tensor& ek, Index) {
@@ -202,10 +201,10 @@ std::tuple<Tensor, Tensor> key_ranges(const Tensor& begin, const Tensor& end, co
   require(window_right >= -1, op, "window_right must be at least -1 (-1: no limit), got ", window_right);
   require(chunk_size >= 0, op, "chunk_size must be at least 0 (0: no chunks), got ", chunk_size);
 
-  const Tensor first = contiguous(begin);
-  const Tensor last = contiguous(end);
-  const std::optional<Tensor> center = diagonal ? std::optional(contiguous(*diagonal)) : std::nullopt;
-  const std::optional<Tensor> prefix = prefix_end ? std::optional(contiguous(*prefix_end)) : std::nullopt;
+  const Tensor first = as_contiguous(begin);
+  const Tensor last = as_contiguous(end);
+  const std::optional<Tensor> center = diagonal ? std::optional(as_contiguous(*diagonal)) : std::nullopt;
+  const std::optional<Tensor> prefix = prefix_end ? std::optional(as_contiguous(*prefix_end)) : std::nullopt;
   Tensor key_begin = empty_cpu({rows}, ScalarType::Int);
   Tensor key_end = empty_cpu({rows}, ScalarType::Int);
   const cpu::KeyRangeOptions options{causal, window_left, window_right, chunk_size};
@@ -225,8 +224,8 @@ std::tuple<Tensor, Tensor> query_ranges(const Tensor& key_begin, const Tensor& k
   require_tensor(op, "key_end", key_end, ScalarType::Int, "[total_q]", {rows});
   require(rows <= kInt32Max, op, "key_begin must have at most ", kInt32Max, " rows, got ", Described{key_begin});
   require_total(op, "total_k", total_k);
-  const Tensor begin = contiguous(key_begin);
-  const Tensor end = contiguous(key_end);
+  const Tensor begin = as_contiguous(key_begin);
+  const Tensor end = as_contiguous(key_end);
   Tensor query_begin = empty_cpu({total_k}, ScalarType::Int);
   Tensor query_end = empty_cpu({total_k}, ScalarType::Int);
   named(op, [&] {

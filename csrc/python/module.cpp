@@ -3,10 +3,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "../common/serves.h"
+#include "../cpu/isa.h"
 #include "build_config.h"
-#include "common/serves.h"
-#include "cpu/isa.h"
-#include "python/packer.h"
+#include "packer.h"
 
 namespace py = pybind11;
 

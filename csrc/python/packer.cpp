@@ -1,37 +1,31 @@
-#include "python/packer.h"
+#include "packer.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <queue>
 #include <stdexcept>
-#include <tuple>
 #include <utility>
 
 namespace packattn {
 namespace {
 
-// The documents of at least one token, longest first; equal lengths keep their order. A radix sort, because lengths are
-// small numbers: one pass below a capacity of 65,536, two up to 2^32.
-std::vector<int64_t> longest_first(const int64_t* lengths, int64_t count, int64_t capacity) {
+// Sorts documents by length, longest first; equal lengths keep their order. A radix sort, because lengths are small
+// numbers: one pass below a capacity of 65,536, two up to 2^32.
+void sort_longest_first(std::vector<int64_t>& documents, const int64_t* lengths, int64_t capacity) {
   constexpr int kDigitBits = 16;
-  constexpr int64_t kMask = (int64_t{1} << kDigitBits) - 1;
-  std::vector<int64_t> order, other;
-  order.reserve(count);
-  for (int64_t i = 0; i < count; ++i) {
-    if (lengths[i] > 0) order.push_back(i);
-  }
-  other.resize(order.size());
+  constexpr int64_t kDigits = int64_t{1} << kDigitBits;
+  std::vector<int64_t> sorted(documents.size());
   for (int shift = 0; (capacity >> shift) > 0; shift += kDigitBits) {
-    std::vector<int64_t> place(kMask + 2, 0);
-    const auto digit = [&](int64_t i) { return ((capacity - lengths[i]) >> shift) & kMask; };
-    for (int64_t i : order) ++place[digit(i) + 1];
-    for (int64_t d = 0; d < kMask; ++d) place[d + 1] += place[d];
-    for (int64_t i : order) other[place[digit(i)]++] = i;
-    order.swap(other);
+    std::vector<int64_t> place(kDigits + 1, 0);
+    const auto digit = [&](int64_t i) { return ((capacity - lengths[i]) >> shift) & (kDigits - 1); };
+    for (int64_t i : documents) ++place[digit(i) + 1];
+    std::partial_sum(place.begin(), place.end(), place.begin());
+    for (int64_t i : documents) sorted[place[digit(i)]++] = i;
+    documents.swap(sorted);
   }
-  return order;
 }
 
 // A set of numbers in [0, size) as a tree of 64-bit words: a bit of a level says whether the word below it holds any.
@@ -84,9 +78,7 @@ class BitSet {
 // This one has a slot for every possible space ...
 class DenseSpaces {
  public:
-  DenseSpaces(int64_t capacity, int64_t count) : set_(capacity + 1), first_(capacity + 1, -1), last_(capacity + 1) {
-    next_.reserve(count);
-  }
+  explicit DenseSpaces(int64_t capacity) : set_(capacity + 1), first_(capacity + 1, -1), last_(capacity + 1) {}
 
   int64_t at_least(int64_t space) const { return set_.at_least(space); }
 
@@ -118,7 +110,7 @@ class DenseSpaces {
 // ... and this one keeps only those in use, for capacities that dwarf the number of documents.
 class SparseSpaces {
  public:
-  SparseSpaces(int64_t, int64_t) {}
+  explicit SparseSpaces(int64_t) {}
 
   int64_t at_least(int64_t space) const {
     const auto found = queues_.lower_bound(space);
@@ -139,81 +131,117 @@ class SparseSpaces {
   std::map<int64_t, std::queue<int64_t>> queues_;
 };
 
-// Each of the following puts the documents of `sorted` into bins, in this order: it writes bin_of [count] and returns
-// the number of bins.
+// Each of the following puts documents of these sizes, in this order, into bins: it writes bin_of [count] and returns
+// the number of bins. All but next_fit want the longest first, and no size of 0.
 
 // Best fit: the bin in which the least space would remain (D. S. Johnson, "Near-optimal bin packing algorithms", 1973).
 template <class Spaces>
-int64_t best_fit(const std::vector<int64_t>& sorted, const int64_t* lengths, int64_t capacity, int64_t* bin_of) {
-  Spaces spaces(capacity, sorted.size());
+int64_t best_fit(const std::vector<int64_t>& sizes, int64_t capacity, int64_t* bin_of) {
+  Spaces spaces(capacity);
   int64_t bins = 0;
-  for (int64_t i : sorted) {
-    int64_t space = spaces.at_least(lengths[i]);
+  for (int64_t size : sizes) {
+    int64_t space = spaces.at_least(size);
     const int64_t bin = space < 0 ? bins++ : spaces.pop(space);
     if (space < 0) space = capacity;
-    bin_of[i] = bin;
-    if (space > lengths[i]) spaces.push(space - lengths[i], bin);
+    if (space > size) spaces.push(space - size, bin);
+    *bin_of++ = bin;
   }
   return bins;
 }
 
-// First fit: the oldest bin with enough space (Johnson, as above), found in a tree of maxima over the bins. Bins not yet
-// opened are leaves with all their space, so the search opens one by itself.
-int64_t first_fit(const std::vector<int64_t>& sorted, const int64_t* lengths, int64_t capacity, int64_t* bin_of) {
-  const int64_t leaves = std::bit_ceil(sorted.size() + 1);
+// First fit: the oldest bin with enough space (Johnson, as above), found in a tree of maxima over the bins. Bins not
+// yet opened are leaves with all their space, so the search opens one by itself.
+int64_t first_fit(const std::vector<int64_t>& sizes, int64_t capacity, int64_t* bin_of) {
+  // A bin is opened for what fits in no other, so two neighbours together hold more than one capacity.
+  const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  const int64_t most_bins = std::min<int64_t>(sizes.size(), 2 * (total / capacity) + 2);
+  const int64_t leaves = std::bit_ceil(static_cast<uint64_t>(most_bins) + 1);
   std::vector<int64_t> most_space(2 * leaves, capacity);
   int64_t bins = 0;
-  for (int64_t i : sorted) {
+  for (int64_t size : sizes) {
     int64_t node = 1;
-    while (node < leaves) node = 2 * node + (most_space[2 * node] < lengths[i]);
-    bin_of[i] = node - leaves;
-    bins = std::max(bins, bin_of[i] + 1);
-    most_space[node] -= lengths[i];
+    while (node < leaves) node = 2 * node + (most_space[2 * node] < size);
+    const int64_t bin = node - leaves;
+    bins = std::max(bins, bin + 1);
+    most_space[node] -= size;
     while (node /= 2) most_space[node] = std::max(most_space[2 * node], most_space[2 * node + 1]);
+    *bin_of++ = bin;
   }
   return bins;
 }
 
 // Next fit: the last bin, or a new one.
-int64_t next_fit(const int64_t* lengths, int64_t count, int64_t capacity, int64_t* bin_of) {
-  int64_t bins = count > 0 ? 1 : 0;
+int64_t next_fit(const std::vector<int64_t>& sizes, int64_t capacity, int64_t* bin_of) {
+  int64_t bins = sizes.empty() ? 0 : 1;
   int64_t space = capacity;
-  for (int64_t i = 0; i < count; ++i) {
-    if (space < lengths[i]) {
+  for (int64_t size : sizes) {
+    if (space < size) {
       ++bins;
       space = capacity;
     }
-    space -= lengths[i];
-    bin_of[i] = bins - 1;
+    space -= size;
+    *bin_of++ = bins - 1;
   }
   return bins;
 }
 
+// A heap of pairs with the least on top, which can change its top in place: half the work of a pop and a push.
+class Heap {
+ public:
+  using Entry = std::pair<int64_t, int64_t>;
+  bool empty() const { return entries_.empty(); }
+  const Entry& top() const { return entries_.front(); }
+
+  void push(Entry entry) {
+    entries_.push_back(entry);
+    std::push_heap(entries_.begin(), entries_.end(), std::greater<>());
+  }
+
+  void pop() {
+    std::pop_heap(entries_.begin(), entries_.end(), std::greater<>());
+    entries_.pop_back();
+  }
+
+  void replace_top(Entry entry) {
+    size_t hole = 0;
+    for (size_t child = 1; child < entries_.size(); child = 2 * hole + 1) {
+      if (child + 1 < entries_.size() && entries_[child + 1] < entries_[child]) ++child;
+      if (entry <= entries_[child]) break;
+      entries_[hole] = entries_[child];
+      hole = child;
+    }
+    entries_[hole] = entry;
+  }
+
+ private:
+  std::vector<Entry> entries_;
+};
+
 // Longest processing time first (R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969) with a document's
 // squared length as its time, and a limit on the tokens of a bin: of the bins with enough space, the one of least cost.
-int64_t least_cost(const std::vector<int64_t>& sorted, const int64_t* lengths, int64_t capacity, int64_t bins,
-                   int64_t* bin_of) {
-  using Open = std::tuple<int64_t, int64_t, int64_t>;  // cost, bin, space: the least cost on top
-  using Parked = std::tuple<int64_t, int64_t, int64_t>;  // space, -bin, cost: the most space on top
-  std::priority_queue<Open, std::vector<Open>, std::greater<>> open;
-  std::priority_queue<Parked> parked;
-  for (int64_t b = 0; b < bins; ++b) open.emplace(0, b, capacity);
-  for (int64_t i : sorted) {
-    const int64_t length = lengths[i];
-    // Lengths only fall: a bin too full for this document is set aside until the documents are short enough for it.
-    for (; !parked.empty() && std::get<0>(parked.top()) >= length; parked.pop()) {
-      const auto [space, bin, cost] = parked.top();
-      open.emplace(cost, -bin, space);
+int64_t least_cost(const std::vector<int64_t>& sizes, int64_t capacity, int64_t bins, int64_t* bin_of) {
+  std::vector<int64_t> spaces(bins, capacity), costs(bins, 0);
+  Heap fitting;   // (cost, bin)
+  Heap too_full;  // (-space, bin)
+  for (int64_t b = 0; b < bins; ++b) fitting.push({0, b});
+  for (int64_t size : sizes) {
+    // Sizes only fall: a bin too full for this document is set aside until the documents are short enough for it.
+    for (; !too_full.empty() && -too_full.top().first >= size; too_full.pop()) {
+      fitting.push({costs[too_full.top().second], too_full.top().second});
     }
-    for (; !open.empty() && std::get<2>(open.top()) < length; open.pop()) {
-      const auto [cost, bin, space] = open.top();
-      parked.emplace(space, -bin, cost);
+    for (; !fitting.empty() && spaces[fitting.top().second] < size; fitting.pop()) {
+      too_full.push({-spaces[fitting.top().second], fitting.top().second});
     }
-    if (open.empty()) open.emplace(0, bins++, capacity);
-    const auto [cost, bin, space] = open.top();
-    open.pop();
-    bin_of[i] = bin;
-    open.emplace(cost + length * length, bin, space - length);
+    if (fitting.empty()) {
+      fitting.push({0, bins++});
+      spaces.push_back(capacity);
+      costs.push_back(0);
+    }
+    const int64_t bin = fitting.top().second;
+    spaces[bin] -= size;
+    costs[bin] += size * size;
+    fitting.replace_top({costs[bin], bin});
+    *bin_of++ = bin;
   }
   return bins;
 }
@@ -226,42 +254,42 @@ BinOrder pack(const int64_t* lengths, int64_t count, int64_t capacity, const std
   for (int64_t i = 0; i < count; ++i) {
     if (lengths[i] < 0 || lengths[i] > capacity) throw std::invalid_argument("lengths must be in [0, capacity]");
   }
-  std::vector<int64_t> bin_of(count, -1);
-  std::vector<int64_t> sorted;
-  int64_t bins = 0;
-  if (algorithm == "next_fit") {
-    bins = next_fit(lengths, count, capacity, bin_of.data());
-  } else {
-    sorted = longest_first(lengths, count, capacity);
-    if (algorithm == "bfd") {
-      const bool dense = capacity <= std::max<int64_t>(1 << 16, count);
-      bins = (dense ? best_fit<DenseSpaces> : best_fit<SparseSpaces>)(sorted, lengths, capacity, bin_of.data());
-    } else if (algorithm == "ffd") {
-      bins = first_fit(sorted, lengths, capacity, bin_of.data());
-    } else if (algorithm == "balanced") {
-      bins = least_cost(sorted, lengths, capacity, num_bins, bin_of.data());
-    } else {
-      throw std::invalid_argument("algorithm must be bfd, ffd, next_fit or balanced");
-    }
+  const bool keep_order = algorithm == "next_fit";
+  std::vector<int64_t> documents(count);
+  std::iota(documents.begin(), documents.end(), 0);
+  int64_t packed = count;  // documents before this place are the algorithm's, those after it have no tokens
+  if (!keep_order) {
+    sort_longest_first(documents, lengths, capacity);
+    while (packed > 0 && lengths[documents[packed - 1]] == 0) --packed;
   }
-  // Documents of no tokens take no room: those that next_fit did not keep in their place go to the end of the last bin.
+  std::vector<int64_t> sizes(packed);
+  for (int64_t k = 0; k < packed; ++k) sizes[k] = lengths[documents[k]];
+
+  std::vector<int64_t> bin_of(count);  // of documents[k]
+  int64_t bins = 0;
+  if (keep_order) {
+    bins = next_fit(sizes, capacity, bin_of.data());
+  } else if (algorithm == "bfd") {
+    const bool dense = capacity <= std::max<int64_t>(1 << 16, count);
+    bins = (dense ? best_fit<DenseSpaces> : best_fit<SparseSpaces>)(sizes, capacity, bin_of.data());
+  } else if (algorithm == "ffd") {
+    bins = first_fit(sizes, capacity, bin_of.data());
+  } else if (algorithm == "balanced") {
+    bins = least_cost(sizes, capacity, num_bins, bin_of.data());
+  } else {
+    throw std::invalid_argument("algorithm must be bfd, ffd, next_fit or balanced");
+  }
+  // What has no tokens takes no room: it goes to the end of the last bin, unless next_fit kept it in its place.
   if (count > 0) bins = std::max<int64_t>(bins, 1);
+  std::fill(bin_of.begin() + packed, bin_of.end(), bins - 1);
+
   BinOrder result;
   result.order.resize(count);
   result.offsets.assign(bins + 1, 0);
-  for (int64_t i = 0; i < count; ++i) {
-    if (bin_of[i] < 0) {
-      bin_of[i] = bins - 1;
-      sorted.push_back(i);
-    }
-    ++result.offsets[bin_of[i] + 1];
-  }
-  for (int64_t b = 0; b < bins; ++b) result.offsets[b + 1] += result.offsets[b];
+  for (int64_t bin : bin_of) ++result.offsets[bin + 1];
+  std::partial_sum(result.offsets.begin(), result.offsets.end(), result.offsets.begin());
   std::vector<int64_t> place(result.offsets.begin(), result.offsets.end() - 1);
-  for (int64_t k = 0; k < count; ++k) {
-    const int64_t i = sorted.empty() ? k : sorted[k];
-    result.order[place[bin_of[i]]++] = i;
-  }
+  for (int64_t k = 0; k < count; ++k) result.order[place[bin_of[k]]++] = documents[k];
   return result;
 }
 

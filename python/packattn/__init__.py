@@ -1,19 +1,22 @@
 """Packed sequences for PyTorch: attention that stays inside documents, the metadata it needs, and proof that it does."""
 
-from . import ops as _ops  # noqa: F401  (registers torch.ops.packattn)
+from . import ops as _ops  # noqa: F401  (registers torch.ops.packattn before anything can be traced)
+from . import verify
 from ._version import __version__
-from .functional import (
-    attention,
+from .functional import attention, dense_mask
+from .labels import mask_labels
+from .metadata import (
     cu_seqlens_from_lengths,
     cu_seqlens_from_position_ids,
     cu_seqlens_from_segment_ids,
-    dense_mask,
     position_ids_from_cu_seqlens,
     segment_ids_from_cu_seqlens,
 )
+from .packer import Bins, pack
 from .packing import Packing
 
 __all__ = [
+    "Bins",
     "Packing",
     "__version__",
     "attention",
@@ -21,6 +24,9 @@ __all__ = [
     "cu_seqlens_from_position_ids",
     "cu_seqlens_from_segment_ids",
     "dense_mask",
+    "mask_labels",
+    "pack",
     "position_ids_from_cu_seqlens",
     "segment_ids_from_cu_seqlens",
+    "verify",
 ]

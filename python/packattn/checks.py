@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
 INT32_MAX = torch.iinfo(torch.int32).max
+FLOAT32_MAX = torch.finfo(torch.float32).max
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -61,6 +62,12 @@ def lengths(op: str, flat: Tensor) -> None:
     if readable(flat) and flat.numel() and int(flat.min()) < 0:
         n = int(flat.argmin())
         raise ValueError(f"{op}: lengths must not be negative, got lengths[{n}] = {int(flat[n])}")
+    # Below this bound, their sum stays inside int64.
+    if readable(flat) and flat.numel() and int(flat.max()) > INT32_MAX:
+        n = int(flat.argmax())
+        raise ValueError(
+            f"{op}: lengths must be at most {INT32_MAX} (int32 offsets), got lengths[{n}] = {int(flat[n])}"
+        )
 
 
 def fits_int32(op: str, name: str, cu: Tensor) -> None:
@@ -131,6 +138,25 @@ def ranges(op: str, key_begin: Tensor, key_end: Tensor, total_q: int | None = No
         if total_q is not None:
             _want(x.shape[0] == total_q, op, name, f"[total_q] = [{total_q}]", x)
     _want(key_begin.shape == key_end.shape, op, "key_end", f"as long as key_begin ({key_begin.shape[0]})", key_end)
+    _want(key_end.device == key_begin.device, op, "key_end", f"on {key_begin.device} like key_begin", key_end)
+
+
+def range_values(op: str, key_begin: Tensor, key_end: Tensor, total_k: int) -> None:
+    _want(total_k >= 0, op, "total_k", "at least 0", str(total_k))
+    if not readable(key_begin):
+        return
+    seen = (key_begin < key_end).nonzero().flatten()
+    b, e = key_begin[seen], key_end[seen]
+    wrong = (b < 0) | (e > total_k)
+    wrong[1:] |= (b[1:] < b[:-1]) | (e[1:] < e[:-1])
+    if bool(wrong.any()):
+        n = int(wrong.nonzero()[0])
+        row = int(seen[n])
+        last = f"; the row before has {int(b[n - 1])}, {int(e[n - 1])}" if n else ""
+        raise ValueError(
+            f"{op}: key_begin and key_end must not decrease over the rows that see anything and must lie in "
+            f"[0, total_k = {total_k}], got key_begin[{row}] = {int(b[n])}, key_end[{row}] = {int(e[n])}{last}"
+        )
 
 
 def pattern(
@@ -148,6 +174,7 @@ def pattern(
             continue
         _want(x.dtype == torch.int32, op, name, "int32", x)
         _want(x.dim() == 1 and x.shape == begin.shape, op, name, f"1-D, as long as begin ({begin.shape[0]})", x)
+        _want(x.device == begin.device, op, name, f"on {begin.device} like begin", x)
     for name, n in (("window_left", window_left), ("window_right", window_right)):
         _want(n >= -1, op, name, "at least -1 (-1: no limit)", str(n))
     _want(chunk_size >= 0, op, "chunk_size", "at least 0 (0: no chunks)", str(chunk_size))
@@ -161,6 +188,7 @@ def attention(
     key_begin: Tensor,
     key_end: Tensor,
     sinks: Tensor | None,
+    scale: float,
     softcap: float,
 ) -> None:
     for name, x, shape in (
@@ -190,19 +218,27 @@ def attention(
         _want(
             sinks.dim() == 1 and sinks.shape[0] == query.shape[1], op, "sinks", f"[heads_q] = [{query.shape[1]}]", sinks
         )
-    _want(softcap >= 0, op, "softcap", "at least 0 (0: no cap)", str(softcap))
-    if not readable(key_begin):
-        return
-    total_k = key.shape[0]
-    seen = (key_begin < key_end).nonzero().flatten()
-    b, e = key_begin[seen], key_end[seen]
-    wrong = (b < 0) | (e > total_k)
-    wrong[1:] |= (b[1:] < b[:-1]) | (e[1:] < e[:-1])
-    if bool(wrong.any()):
-        n = int(wrong.nonzero()[0])
-        row = int(seen[n])
-        last = f"; the row before has {int(b[n - 1])}, {int(e[n - 1])}" if n else ""
-        raise ValueError(
-            f"{op}: key_begin and key_end must not decrease over the rows that see anything and must lie in "
-            f"[0, total_k = {total_k}], got key_begin[{row}] = {int(b[n])}, key_end[{row}] = {int(e[n])}{last}"
-        )
+    # Kernels compute in float32, where a finite float may not be finite.
+    _want(abs(scale) <= FLOAT32_MAX, op, "scale", "finite in float32", str(scale))
+    _want(0 <= softcap <= FLOAT32_MAX, op, "softcap", "at least 0 (0: no cap) and finite in float32", str(softcap))
+    range_values(op, key_begin, key_end, key.shape[0])
+
+
+def gradients(
+    op: str, dout: Tensor, dlse: Tensor | None, query: Tensor, value: Tensor, out: Tensor, lse: Tensor
+) -> None:
+    """What a backward takes beyond the forward's arguments, which :func:`attention` has checked."""
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    like_out = (query.shape[0], query.shape[1], value.shape[2])
+    like_lse = (query.shape[1], query.shape[0])
+    for name, x, dtype, meaning, shape in (
+        ("out", out, query.dtype, "[total_q, heads_q, head_dim_v]", like_out),
+        ("dout", dout, query.dtype, "[total_q, heads_q, head_dim_v]", like_out),
+        ("lse", lse, wide, "[heads_q, total_q]", like_lse),
+        ("dlse", dlse, wide, "[heads_q, total_q]", like_lse),
+    ):
+        if x is None:
+            continue
+        wanted = f"{str(dtype).removeprefix('torch.')} {meaning} = {list(shape)}"
+        _want(x.dtype == dtype and x.shape == shape, op, name, wanted, x)
+        _want(x.device == query.device, op, name, f"on {query.device} like query", x)

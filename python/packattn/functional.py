@@ -1,17 +1,14 @@
-"""The functions of the public API that are not methods of :class:`packattn.Packing`."""
+"""Attention over a :class:`packattn.Packing`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
-from . import checks, ops  # noqa: F401  (the ops must be registered)
-
-if TYPE_CHECKING:
-    from .packing import Packing
+from . import checks
+from .packing import Packing, expect
 
 
 @overload
@@ -87,6 +84,9 @@ def attention(
     Raises:
         ValueError: an argument of the wrong shape, dtype, device or value; the message names it.
     """
+    expect(packing, "attention: packing")
+    if packing_k is not None:
+        expect(packing_k, "attention: packing_k")
     if q.dim() != 3:
         raise ValueError(
             f"attention: q must be 3-D [T, heads, head_dim] (flatten batch and tokens), got {checks.describe(q)}"
@@ -125,103 +125,3 @@ def dense_mask(
     )
     j = torch.arange((packing if packing_k is None else packing_k).total, device=packing.device)
     return (j >= key_begin[:, None]) & (j < key_end[:, None])
-
-
-def cu_seqlens_from_lengths(lengths: Sequence[int] | Tensor) -> Tensor:
-    """Offsets of documents with these lengths.
-
-    Args:
-        lengths: integers [N] or zero-padded [B, n], read in order; a list or a tensor.
-
-    Returns:
-        int32 [N + 1], from 0 to the sum.
-
-    Raises:
-        ValueError: a negative length, or more than 2**31 - 1 tokens.
-        TypeError: lengths that are not integers.
-    """
-    if not isinstance(lengths, Tensor):
-        values = list(lengths)
-        if any(not isinstance(n, int) or isinstance(n, bool) for n in values):
-            try:
-                values = [n.__index__() for n in values]
-            except AttributeError:
-                raise TypeError(f"cu_seqlens_from_lengths: lengths must be integers, got {lengths!r}") from None
-        lengths = torch.tensor(values, dtype=torch.int64)
-    cu_seqlens: Tensor = torch.ops.packattn.cu_seqlens_from_lengths(lengths)
-    return cu_seqlens
-
-
-def cu_seqlens_from_segment_ids(
-    segment_ids: Tensor, pad_id: int | None = None, max_segments: int | None = None
-) -> Tensor:
-    """Offsets of the segments of a stream: a boundary where the value changes and at every row start.
-
-    Args:
-        segment_ids: int32 or int64, [T] or [B, S].
-        pad_id: the id of tokens that belong to no document. Padding at the end lies past the last offset; a run of
-            padding elsewhere is an entry of its own, because offsets cannot skip it
-            (:meth:`packattn.Packing.from_segment_ids` leaves its tokens out of attention).
-        max_segments: M, to have a shape that does not depend on the data; otherwise M is counted (one sync).
-
-    Returns:
-        int32 [M + 1]; unused entries repeat the last offset.
-
-    Raises:
-        ValueError: ids of the wrong shape or dtype, or more segments than ``max_segments``.
-    """
-    cu_seqlens: Tensor = torch.ops.packattn.cu_seqlens_from_segment_ids(segment_ids, pad_id, max_segments)
-    return cu_seqlens
-
-
-def cu_seqlens_from_position_ids(
-    position_ids: Tensor, rule: str = "step", max_segments: int | None = None, *, plane: int | None = None
-) -> Tensor:
-    """Offsets of the documents of a stream whose positions restart.
-
-    Args:
-        position_ids: int32 or int64, [T] or [B, S]; [P, B, S] with ``plane``.
-        rule: "step": a document starts where ``pos[t] != pos[t - 1] + 1`` and at every row start; "zero": where
-            ``pos[t] == 0`` and at every row start.
-        max_segments: as in :func:`cu_seqlens_from_segment_ids`.
-        plane: which plane of 3-D positions to read.
-
-    Returns:
-        int32 [M + 1].
-
-    Raises:
-        ValueError: positions of the wrong shape or dtype, an unknown rule, more documents than ``max_segments``.
-    """
-    if plane is not None:
-        if position_ids.dim() != 3 or not -position_ids.shape[0] <= plane < position_ids.shape[0]:
-            raise ValueError(
-                f"cu_seqlens_from_position_ids: plane={plane} needs position_ids [P, B, S] with that plane, got "
-                + checks.describe(position_ids)
-            )
-        position_ids = position_ids[plane]
-    cu_seqlens: Tensor = torch.ops.packattn.cu_seqlens_from_position_ids(position_ids, rule, max_segments)
-    return cu_seqlens
-
-
-def position_ids_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> Tensor:
-    """Positions that restart in every document.
-
-    Args:
-        cu_seqlens: int32 or int64 offsets [N + 1].
-        total: T, tokens of the row; those past the last offset count from 0 as one more document.
-
-    Returns:
-        int64 [T].
-
-    Raises:
-        ValueError: wrong offsets (values are checked on the CPU), or offsets past ``total``.
-    """
-    position_ids: Tensor = torch.ops.packattn.position_ids_from_cu_seqlens(cu_seqlens, total)
-    return position_ids
-
-
-def segment_ids_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> Tensor:
-    """The number of each token's document, int32 [T]; -1 past the last offset. Arguments as in
-    :func:`position_ids_from_cu_seqlens`."""
-    segment_ids: Tensor = torch.ops.packattn.segment_ids_from_cu_seqlens(cu_seqlens, total)
-    return segment_ids

@@ -220,7 +220,7 @@ def _forward_fake(
     scale: float,
     softcap: float,
 ) -> tuple[Tensor, ...]:
-    checks.attention("attention_forward", query, key, value, key_begin, key_end, sinks, softcap)
+    checks.attention("attention_forward", query, key, value, key_begin, key_end, sinks, scale, softcap)
     total_q, heads_q, _ = query.shape
     lse_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     return (
@@ -243,7 +243,8 @@ def _backward_fake(
     scale: float,
     softcap: float,
 ) -> tuple[Tensor, ...]:
-    checks.attention("attention_backward", query, key, value, key_begin, key_end, sinks, softcap)
+    checks.attention("attention_backward", query, key, value, key_begin, key_end, sinks, scale, softcap)
+    checks.gradients("attention_backward", dout, dlse, query, value, out, lse)
     dsinks = query.new_empty(0, dtype=torch.float32) if sinks is None else sinks.new_empty(sinks.shape)
     return (*(x.new_empty(x.shape) for x in (query, key, value)), dsinks)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from . import checks, ops  # noqa: F401  (the ops must be registered)
-from .functional import cu_seqlens_from_lengths, cu_seqlens_from_position_ids, cu_seqlens_from_segment_ids
+from .metadata import cu_seqlens_from_lengths, cu_seqlens_from_position_ids, cu_seqlens_from_segment_ids
 
 _INT32 = torch.int32
 
@@ -170,17 +170,20 @@ class Packing:
         left, right = _window(window_size)
         begin, end, diagonal = self.begin, self.end, None
         if packing_k is not None and packing_k is not self:
+            expect(packing_k, "packing_k")
             begin, end, diagonal, _ = torch.ops.packattn.document_ranges(
                 self.starts, self.ends, packing_k.starts, packing_k.ends, self.total
             )
         prefix_end = None
         if prefix_lengths is not None:
-            if prefix_lengths.shape != self.starts.shape:
+            if not isinstance(prefix_lengths, Tensor) or prefix_lengths.shape != self.starts.shape:
                 raise ValueError(
                     f"key_ranges: prefix_lengths must be [num_documents] = [{self.num_documents}], got "
                     + checks.describe(prefix_lengths)
                 )
             checks.integers("key_ranges", "prefix_lengths", prefix_lengths)
+            if checks.readable(prefix_lengths) and bool((prefix_lengths < 0).any()):
+                raise ValueError(f"key_ranges: prefix_lengths must not be negative, got {prefix_lengths.tolist()}")
             # one more slot, for the tokens of no document
             padded = torch.nn.functional.pad(prefix_lengths.long(), (0, 1))
             prefix_end = (begin + padded[self.segment_ids.long()].clamp(0, checks.INT32_MAX)).clamp(
@@ -241,9 +244,20 @@ def _room(ids: Tensor, max_segments: int | None) -> int | None:
 
 
 def _window(window_size: tuple[int, int]) -> tuple[int, int]:
-    if len(window_size) != 2:
-        raise ValueError(f"window_size must be (left, right), -1 for no limit, got {window_size!r}")
+    pair = isinstance(window_size, (tuple, list)) and len(window_size) == 2
+    if not pair or any(isinstance(n, (bool, float)) for n in window_size):
+        raise ValueError(f"window_size must be two integers (left, right), -1 for no limit, got {window_size!r}")
     return window_size[0], window_size[1]
+
+
+def expect(value: object, name: str) -> Packing:
+    """``value`` if it is a Packing; otherwise an error that says how to make one."""
+    if not isinstance(value, Packing):
+        raise TypeError(
+            f"{name} must be a packattn.Packing (Packing.from_cu_seqlens, from_position_ids, ...), got "
+            + checks.describe(value)
+        )
+    return value
 
 
 def _flatten(packing: Packing) -> tuple[list[Tensor], None]:

@@ -76,7 +76,7 @@ def attention_forward(
     softcap: float,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention in which row i sees the keys ``key_begin[i] <= j < key_end[i]``."""
-    checks.attention("attention_forward", query, key, value, key_begin, key_end, sinks, softcap)
+    checks.attention("attention_forward", query, key, value, key_begin, key_end, sinks, scale, softcap)
     acc = _accumulator(query.dtype)
     total_q, heads_q, _ = query.shape
     total_k, heads_k, dim_v = value.shape
@@ -116,7 +116,8 @@ def attention_backward(
     With P the probabilities and delta = sum(dout * out) - dlse: dS = P * (dP - delta). The gradient of lse
     is P * dlse, so it only moves delta. A sink is one more key whose value is 0.
     """
-    checks.attention("attention_backward", query, key, value, key_begin, key_end, sinks, softcap)
+    checks.attention("attention_backward", query, key, value, key_begin, key_end, sinks, scale, softcap)
+    checks.gradients("attention_backward", dout, dlse, query, value, out, lse)
     acc = _accumulator(query.dtype)
     heads_q, (total_k, heads_k, _) = query.shape[1], key.shape
     group = heads_q // heads_k
@@ -176,7 +177,9 @@ def _row_starts(ids: Tensor) -> tuple[Tensor, Tensor]:
 def _changes(flat: Tensor, step: int = 0) -> Tensor:
     """True where flat[t] != flat[t - 1] + step; False at t = 0."""
     out = torch.zeros_like(flat, dtype=torch.bool)
-    out[1:] = flat[1:] != flat[:-1] + step
+    out[1:] = flat[1:] - step != flat[:-1]
+    if step > 0:  # the difference may have wrapped around
+        out[1:] |= flat[1:] <= flat[:-1]
     return out
 
 
@@ -191,7 +194,7 @@ def _gather_marks(mark: Tensor, values: Tensor, size: int, fill: Tensor) -> Tens
 def _document_marks(segment_ids: Tensor, pad_id: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Flattened (token index, first-of-run, starts-a-document, ends-a-document)."""
     flat, row_start = _row_starts(segment_ids)
-    real = torch.ones_like(flat, dtype=torch.bool) if pad_id is None else flat != pad_id
+    real = torch.ones_like(flat, dtype=torch.bool) if pad_id is None else flat.long() != pad_id
     first = _changes(flat) | (row_start & real)  # a run of padding goes on over a row's end
     first[:1] = True
     start = first & real
@@ -238,7 +241,7 @@ def cu_seqlens_from_position_ids(position_ids: Tensor, rule: str = "step", max_s
 def _entry_of_token(offsets: Tensor, total: int) -> tuple[Tensor, Tensor]:
     """(t, last n with offsets[n] <= t), -1 where there is none."""
     t = torch.arange(total, device=offsets.device)
-    return t, torch.searchsorted(offsets.long(), t, right=True) - 1
+    return t, torch.searchsorted(offsets.long().contiguous(), t, right=True) - 1
 
 
 def position_ids_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> Tensor:
@@ -311,6 +314,7 @@ def query_ranges(key_begin: Tensor, key_end: Tensor, total_k: int) -> tuple[Tens
     """The transpose: the rows [query_begin, query_end) that see each key, int32 [total_k]; empty rows in between
     do not count, and a key that nobody sees has query_begin == query_end."""
     checks.ranges("query_ranges", key_begin, key_end)
+    checks.range_values("query_ranges", key_begin, key_end, total_k)
     empty = key_begin >= key_end
     j = torch.arange(total_k, device=key_begin.device)
     if key_begin.numel() == 0:

@@ -26,7 +26,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     for name, module_name in COMMANDS.items():
         module = importlib.import_module(module_name)
-        command = commands.add_parser(name, help=module.SUMMARY, description=module.__doc__.strip().split("\n\n")[0])
+        command = commands.add_parser(
+            name, help=module.SUMMARY, description=(module.__doc__ or "").strip().split("\n\n")[0]
+        )
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     return parser

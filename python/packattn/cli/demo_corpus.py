@@ -52,7 +52,9 @@ def load(root: Path | None = None, max_documents: int | None = None) -> Corpus:
     :class:`CorpusError` if there are no sources, as in a Python whose standard library is in a zip file.
     """
     root = Path(sysconfig.get_paths()["stdlib"]) if root is None else Path(root)
-    documents: dict[bytes, None] = {}  # keeps the first of equal docstrings: copies would put training text in the held-out set
+    documents: dict[
+        bytes, None
+    ] = {}  # keeps the first of equal docstrings: copies would put training text in the held-out set
     files = unreadable = 0
     for path in _source_files(root):
         files += 1

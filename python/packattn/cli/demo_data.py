@@ -34,14 +34,10 @@ class PaddedBatch:
     labels: Tensor  # int64 [B, S], -100 on the first token and on padding
 
 
-def assign(documents: Sequence[Tensor], capacity: int) -> list[list[int]]:
-    """Best-fit-decreasing: the documents of each row. Documents must fit (:func:`split_long` sees to that)."""
-    return [list(map(int, row)) for row in packattn.pack([len(document) for document in documents], capacity)]
-
-
-def split_long(documents: Sequence[Tensor], capacity: int) -> list[Tensor]:
-    """Cut what is longer than a row into documents of their own, so that no token is lost."""
-    return [piece for document in documents for piece in document.split(capacity)]
+def assign(documents: Sequence[Tensor], capacity: int) -> list[list[Tensor]]:
+    """The documents of each row, by best fit decreasing; one longer than a row is split into documents of their own."""
+    bins = packattn.pack([len(document) for document in documents], capacity, algorithm="bfd_split")
+    return [[documents[item][start : start + length] for item, start, length in row] for row in bins]
 
 
 def pack_rows(rows: Sequence[Sequence[Tensor]], capacity: int) -> PackedRows:

@@ -53,7 +53,8 @@ class Block(nn.Module):
         out = attention(_rotate(q, cos, sin), _rotate(k, cos, sin), v)
         x = x + self.out(out.flatten(-2))
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
+        x = x + self.down(F.silu(gate) * up)
+        return x
 
 
 class Decoder(nn.Module):

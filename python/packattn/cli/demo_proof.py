@@ -39,15 +39,18 @@ class Proof:
 
 
 def _running_positions(model: demo_model.Decoder, input_ids: Tensor, packing: Packing) -> Tensor:
-    return model(input_ids, torch.arange(packing.total)[None], demo_model.causal)
+    logits: Tensor = model(input_ids, torch.arange(packing.total)[None], demo_model.causal)
+    return logits
 
 
 def _reset_positions(model: demo_model.Decoder, input_ids: Tensor, packing: Packing) -> Tensor:
-    return model(input_ids, packing.position_ids[None], demo_model.causal)
+    logits: Tensor = model(input_ids, packing.position_ids[None], demo_model.causal)
+    return logits
 
 
 def _packattn(model: demo_model.Decoder, input_ids: Tensor, packing: Packing) -> Tensor:
-    return model(input_ids[0], packing.position_ids, demo_model.packed(packing))[None]
+    logits: Tensor = model(input_ids[0], packing.position_ids, demo_model.packed(packing))
+    return logits[None]
 
 
 def variants() -> list[Variant]:
@@ -60,10 +63,10 @@ def variants() -> list[Variant]:
 
 def choose_row(rows: Sequence[Sequence[Tensor]], documents: int) -> list[Tensor]:
     """The row with about this many documents: enough to see leaks between, few enough to look at."""
-    several = [row for row in rows if len(row) > 1]
+    several = [list(row) for row in rows if len(row) > 1]
     if not several:
         raise ValueError("the proof needs a row with at least two documents, got only rows of one; raise the capacity")
-    return list(min(several, key=lambda row: abs(len(row) - documents)))
+    return min(several, key=lambda row: abs(len(row) - documents))
 
 
 def prove(model: demo_model.Decoder, documents: Sequence[Tensor], seed: int) -> list[Proof]:
@@ -88,7 +91,7 @@ def judge(proofs: Sequence[Proof]) -> tuple[bool, str]:
         report = proof.report
         if proof.variant.leaks or report.passed:
             continue
-        if not report.leak == 0:
+        if report.leak != 0:
             return False, f"packattn LEAKS: replacing a document moved another one's logits by {report.leak:.3g}."
         if report.gradient_leak:
             return False, f"packattn LEAKS in the backward: gradient {report.gradient_leak:.3g} in another document."

@@ -56,7 +56,7 @@ def measure(model: demo_model.Decoder, rows: demo_data.PackedRows, *, repeats: i
         fresh = demo_data.PackedRows(rows.tokens, rows.labels, packing, rows.documents, rows.rows)
         loss = packed_loss(model, fresh)
         loss.backward()
-        return float(loss)
+        return loss.item()
 
     def step_padded() -> float:
         total = 0.0
@@ -65,12 +65,13 @@ def measure(model: demo_model.Decoder, rows: demo_data.PackedRows, *, repeats: i
             logits = model(batch.tokens, positions, demo_model.causal)
             loss = loss_sum(logits, batch.labels) / predicted
             loss.backward()
-            total += float(loss)
+            total += loss.item()
         return total
 
     def step_dense() -> float:
         tokens, labels, positions, segments = (
-            x.view(rows.rows, -1) for x in (rows.tokens, rows.labels, rows.packing.position_ids, rows.packing.segment_ids)
+            x.view(rows.rows, -1)
+            for x in (rows.tokens, rows.labels, rows.packing.position_ids, rows.packing.segment_ids)
         )
         size = tokens.shape[1]
         # padding sees padding before it: a row that sees nothing is not defined for every implementation
@@ -78,7 +79,7 @@ def measure(model: demo_model.Decoder, rows: demo_data.PackedRows, *, repeats: i
         mask = (same & torch.ones(size, size, dtype=torch.bool).tril()).unsqueeze(1)
         loss = loss_sum(model(tokens, positions, demo_model.masked(mask)), labels) / predicted
         loss.backward()
-        return float(loss)
+        return loss.item()
 
     computed = sum(batch.tokens.numel() for batch in padded)
     steps: list[tuple[str, int, Callable[[], float]]] = [

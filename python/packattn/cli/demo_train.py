@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,7 +78,7 @@ def train(
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             schedule.step()
-            losses.append(float(loss))
+            losses.append(loss.item())
             tokens += batch.real_tokens
             speed = tokens / (time.perf_counter() - begin)
             progress.advance(f"loss {losses[-1]:.3f}  {speed:,.0f} tokens/s")
@@ -97,10 +97,10 @@ def train(
 
 @torch.no_grad()
 def evaluate(model: demo_model.Decoder, rows: demo_data.PackedRows) -> float:
-    return float(packed_loss(model, rows))
+    return packed_loss(model, rows).item()
 
 
-def _endless_order(count: int, seed: int):
+def _endless_order(count: int, seed: int) -> Iterator[int]:
     generator = random.Random(seed)
     while True:
         yield from generator.sample(range(count), count)

@@ -135,13 +135,10 @@ def _cpu() -> dict[str, Any]:
 def _cuda() -> dict[str, Any]:
     build = _library.extension.build_info() if _library.extension else None
     built = bool(build and build["cuda"])
-    if build is None:
-        reason = "no compiled part of packattn is in use"
-    else:
-        reason = None if built else build["cuda_reason"]
+    why = build["cuda_reason"] if build else "no compiled part of packattn is in use"
     return {
         "built": built,
-        "reason": reason,
+        "reason": None if built else why,
         "arch_list": build["cuda_arch_list"].split() if build and built else [],
         "torch_cuda": torch.version.cuda,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -160,7 +157,10 @@ def text(facts: dict[str, Any]) -> str:
         "Libraries\n"
         + tables.pairs(
             [
-                (f"{library['name']} ({library['what']})", library["path"] if library["loaded"] else f"missing: {library['missing']}")
+                (
+                    f"{library['name']} ({library['what']})",
+                    library["path"] if library["loaded"] else f"missing: {library['missing']}",
+                )
                 for library in facts["libraries"]
             ]
         )
@@ -175,7 +175,9 @@ def text(facts: dict[str, Any]) -> str:
     if build:
         made = f"{build['compiler']}, {build['system']}, {build['build_type']}"
         machine.append(("built with", made + (f", sanitizers {build['sanitize']}" if build["sanitize"] else "")))
-        machine.append(("built against", f"torch {build['torch_version']}, runs with torch {build['torch_target']} and later"))
+        machine.append(
+            ("built against", f"torch {build['torch_version']}, runs with torch {build['torch_target']} and later")
+        )
     blocks.append("Machine and build\n" + tables.pairs(machine))
     rows = [
         (row["device"], row["dtype"], row["compiled_head_dims"], row["otherwise"] or "-") for row in facts["support"]

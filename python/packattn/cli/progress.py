@@ -1,10 +1,12 @@
-"""Progress of long work: a tqdm bar on a terminal, a few plain lines anywhere else (a log file, a pipe, no tqdm)."""
+"""Progress of long work: a tqdm bar on a terminal, a few plain lines anywhere else (a log file, a pipe)."""
 
 from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+from tqdm import tqdm
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -16,14 +18,9 @@ class Progress:
     def __init__(self, total: int, label: str, lines: int = 5) -> None:
         self.total, self.label, self.done = total, label, 0
         self._every = max(1, -(-total // lines))
-        self._bar = None
+        self._bar: tqdm[NoReturn] | None = None
         if sys.stderr.isatty():
-            try:
-                from tqdm import tqdm
-            except ImportError:
-                pass  # the plain lines serve
-            else:
-                self._bar = tqdm(total=total, desc=f"  {label}", file=sys.stderr, dynamic_ncols=True, leave=False)
+            self._bar = tqdm(total=total, desc=f"  {label}", file=sys.stderr, dynamic_ncols=True, leave=False)
 
     def advance(self, text: str = "") -> None:
         self.done += 1
@@ -44,6 +41,8 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._bar is not None:
             self._bar.close()

@@ -11,7 +11,8 @@ A report is a frozen dataclass with `passed`, a text table (`str(report)`), `to_
 which nothing could be learnt (fewer than two documents with tokens) is a ValueError.
 """
 
-from .attention import AttentionReport, Check, Fault, check_attention
+from .attention import check_attention
+from .attention_report import AttentionReport, Check, Fault, ValueCheck
 from .positions import PositionFault, PositionReport, check_positions
 from .probe import probe
 from .probe_report import ProbeLeak, ProbeReport
@@ -27,6 +28,7 @@ __all__ = [
     "ProbeLeak",
     "ProbeReport",
     "Report",
+    "ValueCheck",
     "check_attention",
     "check_positions",
     "probe",

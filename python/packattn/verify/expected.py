@@ -38,7 +38,9 @@ def expected_mask(
         for i in range(length_q):
             place = i + length_k - length_q  # of the query among its document's keys; negative: before all of them
             for j in range(length_k):
-                late_enough = (left < 0 or j >= place - left) and (chunk_size <= 0 or j >= place // chunk_size * chunk_size)
+                late_enough = (left < 0 or j >= place - left) and (
+                    chunk_size <= 0 or j >= place // chunk_size * chunk_size
+                )
                 early_enough = (not causal or j <= place) and (right < 0 or j <= place + right)
                 mask[row + i, first_key + j] = late_enough and (early_enough or j < prefix)
         row += length_q

@@ -12,6 +12,7 @@ Three measurements on one packed row, none of which needs to know how the model 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 
 from ..packing import Packing
 from .probe_report import ProbeLeak, ProbeReport
-from .report import RowNames, difference, dtype_name, magnitude
+from .report import RowNames, difference, dtype_name, magnitude, rows_moved
 
 Run = Callable[[Any, torch.Tensor, Packing], Any]
 Replacement = Callable[[torch.Tensor, int], torch.Tensor]
@@ -46,38 +47,45 @@ def probe(
 ) -> ProbeReport:
     """Checks that a model gives packed documents the logits they have alone, and that none sees another.
 
-    model: an nn.Module or any callable. documents: int64 [length] token ids each, at least two of them not empty.
-    run(model, input_ids [1, T], packing): one forward, returns logits [1, T, V] or [T, V], or an object with
-        `.logits` (or `.last_hidden_state`), or a tuple that begins with one of these. The default calls
-        model(input_ids, position_ids=packing.position_ids[None], packing=packing). A document alone is run through
-        the same function, with a packing of one document.
-    embedding: the module whose output is the input embeddings; default model.get_input_embeddings() where it exists.
-    device: where to run; default that of the model's parameters, or of the documents.
-    backward: None checks the gradient where the embedding can be found; True makes it a failure if it cannot;
-        False leaves it out.
-    tolerance: of packed against alone, relative to the largest logit of the document; the default is chosen by dtype.
-    replacement(document, number): other tokens, same shape and dtype. The default draws, for every position, another
-        token among those that occur in `documents`.
-    seed: of the replaced tokens. The random state of torch is left as it was.
-    locate: for how many of the largest leaks the token that is seen is looked for (about 2 log2(length) runs each).
-    progress(done, total): called after each step.
+    The model is run in eval mode; every module's mode is restored afterwards. No parameter's `.grad` and no random
+    state is touched. N documents cost about 3 N forwards and N backwards.
 
-    The model is run in eval mode, every module's mode is restored afterwards; no parameter's `.grad` is touched.
-    Costs about 3 N forwards and N backwards for N documents. Raises ValueError or TypeError for documents that
-    cannot show anything; what the model does wrong is in the report.
+    Args:
+        model: an nn.Module, or any callable.
+        documents: int64 or int32 [length] token ids each; at least two must not be empty.
+        run: run(model, input_ids [1, T], packing) is one forward. It returns logits [1, T, V] or [T, V], an object with
+            `.logits` (or `.last_hidden_state`), or a tuple that begins with the logits. A document alone is run by it
+            too, with a packing of one document. The default calls
+            model(input_ids, position_ids=packing.position_ids[None], packing=packing).
+        embedding: the module whose output is the input embeddings; the default is model.get_input_embeddings().
+        device: where to run; the default is the device of the model's parameters, or of the documents.
+        backward: None checks gradients where the embedding can be found; True makes it a failure if they could not be
+            checked; False leaves them out. The report says what was done.
+        tolerance: largest error of packed against alone, relative to the largest logit of the document. The default
+            follows from the dtype of the logits.
+        replacement: replacement(document, number) gives other tokens of the same shape and dtype. The default draws,
+            for every position, another token among those that occur in `documents`.
+        seed: of the replaced tokens.
+        locate: for how many of the largest leaks to look for the token that is seen (2 log2(length) forwards each).
+        progress: progress(done, total) is called after every step.
+
+    Returns:
+        A ProbeReport. Comparisons of the leak are exact (NaN equals NaN, -0 equals 0).
+
+    Raises:
+        TypeError, ValueError: documents that can show nothing, or a run that returns no logits. What the model does
+            wrong is in the report.
     """
     tokens = _check_documents(documents)
-    if device is None:
-        device = _device_of(model, tokens)
-    device = torch.device(device)
+    device = torch.device(device) if device is not None else _device_of(model, tokens)
     tokens = [document.to(device) for document in tokens]
     lengths = [document.numel() for document in tokens]
     present = [index for index, length in enumerate(lengths) if length]
     replaced = _replacements(tokens, replacement, seed)
     hooked = embedding if embedding is not None else _find_embedding(model)
-
-    steps = 2 + 2 * len(present) + (len(present) if backward is not False else 0)
-    done = 0
+    row, packing = torch.cat(tokens), Packing.from_lengths(lengths, device=device)
+    forward = _Forward(model, run)
+    steps, done = 2 + len(present) * (2 if backward is False else 3), 0
 
     def step() -> None:
         nonlocal done
@@ -85,115 +93,170 @@ def probe(
         if progress is not None:
             progress(done, steps)
 
-    packing = Packing.from_lengths(lengths, device=device)
-    forward = _Forward(model, run)
     problems: list[str] = []
     with _quiet(model, device):
         with torch.no_grad():
-            row = torch.cat(tokens)
             base = forward(row, packing)
             step()
-            noise = difference(forward(row, packing), base)
+            noise = rows_moved(forward(row, packing), base)[0].max().item()
             step()
-            deterministic = not bool((noise != 0).any())
             if not base.isfinite().all():
                 problems.append("the logits are not finite")
-            parts = base.split(lengths)
+            error, relative = _alone(forward, tokens, base, step)
+            found = _Influence(len(lengths))
+            if noise == 0:
+                found = _influence(forward, tokens, replaced, packing, base, step)
+                if found.leaks():  # noise that is rare may look like a leak
+                    noise = max(rows_moved(forward(row, packing), base)[0].max().item() for _ in range(3))
+        limit = tolerance if tolerance is not None else _TOLERANCE.get(base.dtype, max(_TOLERANCE.values()))
+        if noise:
+            found = _Influence(len(lengths))
+            problems.append(
+                f"the model is not deterministic: runs on the same input differ by {magnitude(noise)} (dropout that eval "
+                "mode does not switch off, or state kept from call to call?); a leak cannot be told from that"
+            )
+        else:
+            problems += [
+                f"replacing document {index} does not change its own logits: nothing can be observed"
+                for index in present
+                if found.size[index, index] == 0
+            ]
 
-            error, relative = torch.zeros(len(lengths), dtype=torch.float64), torch.zeros(len(lengths), dtype=torch.float64)
-            for index in present:
-                alone = forward(tokens[index], Packing.from_lengths([lengths[index]], device=device))
-                moved = difference(parts[index], alone)
-                error[index] = moved.max()
-                relative[index] = moved.max() / alone.double().abs().max().clamp_min(torch.finfo(torch.float64).tiny)
-                step()
-
-            shape = (len(lengths), len(lengths))
-            influence = torch.zeros(shape, dtype=torch.float64)
-            changed = torch.zeros(shape, dtype=torch.int64)
-            worst_row = torch.zeros(shape, dtype=torch.int64)
-            if deterministic:
-                for source in present:
-                    moved = difference(forward(_with(tokens, source, replaced[source]), packing), base)
-                    for document, part in enumerate(moved.split(lengths)):
-                        if part.numel():
-                            influence[source, document] = part.max()
-                            changed[source, document] = (part != 0).sum()
-                            worst_row[source, document] = part.amax(-1).argmax() + sum(lengths[:document])
-                    if influence[source, source] == 0:
-                        problems.append(
-                            f"replacing document {source} does not change its own logits: nothing can be observed"
-                        )
-                    step()
-            else:
-                influence.fill_(math.nan)
+        reach = _Reach(
+            None, None, "not checked (backward=False)" if backward is False else "not checked, not deterministic"
+        )
+        if backward is not False and noise == 0:
+            reach = _gradients(forward, hooked, row, packing, lengths, base, seed, step)
+            if not reach.error <= limit:
                 problems.append(
-                    f"the model is not deterministic: two runs on the same input differ by {magnitude(noise.max().item())} "
-                    "(dropout outside of eval mode, or state kept between calls?); a leak cannot be told from that"
-                )
-
-        gradient, key_rows, reason = None, None, "not checked (backward=False)"
-        if backward is not False and not deterministic:
-            reason = "not checked, the model is not deterministic"
-        elif backward is not False:
-            gradient, key_rows, reason, grad_error = _gradients(forward, hooked, row, packing, lengths, base, seed, step)
-            if gradient is None and backward:
-                problems.append(f"the backward was asked for and was {reason}")
-            limit = tolerance if tolerance is not None else _tolerance_of(base.dtype)
-            if not grad_error <= limit:
-                problems.append(
-                    f"with gradients enabled the model gives other logits: relative difference {magnitude(grad_error)} "
+                    f"with gradients enabled the model gives other logits: relative difference {magnitude(reach.error)} "
                     f"(allowed {magnitude(limit)})"
                 )
-
-        leaks: list[ProbeLeak] = []
-        pairs = [
-            (source, document)
-            for source in present
-            for document in present
-            if source != document
-            and (influence[source, document] > 0 or (gradient is not None and gradient[source, document] > 0))
-        ]
-        pairs.sort(key=lambda pair: -influence[pair].item())
-        names = RowNames(lengths)
-        for position, (source, document) in enumerate(pairs):
-            size = influence[source, document].item()
-            at = int(worst_row[source, document])
-            key, key_size = None, None
-            if size > 0 and position < locate:
-                with torch.no_grad():
-                    key, key_size = _locate(forward, tokens, source, replaced[source], packing, base, at)
-            grad = None if gradient is None else gradient[source, document].item()
-            if size == 0 and key_rows is not None:
-                key = int(key_rows[source, document])
-            leaks.append(
-                ProbeLeak(
-                    document=document,
-                    source=source,
-                    size=size,
-                    changed=int(changed[source, document]),
-                    row=at,
-                    key_row=key,
-                    key_size=key_size,
-                    gradient=grad,
-                    text=_words(names, source, document, size, at, key, key_size, grad),
-                )
-            )
+        if backward and reach.size is None:
+            problems.append(f"the backward was to be checked, but was {reach.reason}")
+        leaks = _leaks(forward, tokens, replaced, packing, base, found, reach, locate)
+    if progress is not None and done < steps:  # what could not be checked took no steps
+        progress(steps, steps)
 
     return ProbeReport(
         lengths=tuple(lengths),
         dtype=base.dtype,
-        tolerance=tolerance if tolerance is not None else _tolerance_of(base.dtype),
+        tolerance=limit,
         error=error,
         relative_error=relative,
-        influence=influence,
-        changed=changed,
-        gradient=gradient,
-        backward=reason,
-        deterministic=deterministic,
+        influence=found.size,
+        changed=found.changed,
+        gradient=reach.size,
+        backward=reach.reason,
+        deterministic=noise == 0,
         leaks=tuple(leaks),
         problems=tuple(problems),
     )
+
+
+class _Influence:
+    """What replacing one document does to another: [source, document]; NaN until it is measured."""
+
+    def __init__(self, count: int) -> None:
+        self.size = torch.full((count, count), math.nan, dtype=torch.float64)
+        self.changed = torch.zeros(count, count, dtype=torch.int64)
+        self.row = torch.zeros(count, count, dtype=torch.int64)  # of the document, that moves most
+
+    def leaks(self) -> bool:
+        return bool((self.size.masked_fill(torch.eye(len(self.size), dtype=torch.bool), 0.0) != 0).any())
+
+
+@dataclasses.dataclass
+class _Reach:
+    """Gradients of one document's logits with respect to another's embeddings: [source, document]."""
+
+    size: torch.Tensor | None
+    row: torch.Tensor | None  # of the source, where the gradient is largest
+    reason: str
+    error: float = 0.0  # of the logits, relative, against those without gradients
+
+
+def _alone(
+    forward: _Forward, tokens: list[torch.Tensor], base: torch.Tensor, step: Callable[[], None]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Largest difference of each document's logits from those it has alone, absolute and relative: float64 [N]."""
+    error = torch.zeros(len(tokens), dtype=torch.float64)
+    relative = torch.zeros(len(tokens), dtype=torch.float64)
+    parts = base.split([document.numel() for document in tokens])
+    for index, document in enumerate(tokens):
+        if document.numel():
+            alone = forward(document, Packing.from_lengths([document.numel()], device=document.device))
+            error[index] = rows_moved(parts[index], alone)[0].max()
+            relative[index] = error[index] / _largest(alone)
+            step()
+    return error, relative
+
+
+def _influence(
+    forward: _Forward,
+    tokens: list[torch.Tensor],
+    replaced: list[torch.Tensor],
+    packing: Packing,
+    base: torch.Tensor,
+    step: Callable[[], None],
+) -> _Influence:
+    """Replaces every document in turn."""
+    lengths = [document.numel() for document in tokens]
+    found = _Influence(len(tokens))
+    found.size.zero_()
+    for source, length in enumerate(lengths):
+        if not length:
+            continue
+        size, changed = rows_moved(forward(_with(tokens, source, replaced[source]), packing), base)
+        for document, (part, count) in enumerate(zip(size.split(lengths), changed.split(lengths), strict=True)):
+            if part.numel():
+                found.size[source, document] = part.max()
+                found.changed[source, document] = count.sum()
+                found.row[source, document] = part.argmax() + sum(lengths[:document])
+        step()
+    return found
+
+
+def _leaks(
+    forward: _Forward,
+    tokens: list[torch.Tensor],
+    replaced: list[torch.Tensor],
+    packing: Packing,
+    base: torch.Tensor,
+    found: _Influence,
+    reach: _Reach,
+    locate: int,
+) -> list[ProbeLeak]:
+    """Every pair of documents of which one sees the other, the largest first."""
+    count = len(tokens)
+    moved = found.size.nan_to_num(nan=0.0)
+    gradient = torch.zeros_like(moved) if reach.size is None else reach.size
+    pairs = [(a, b) for a in range(count) for b in range(count) if a != b and (moved[a, b] > 0 or gradient[a, b] > 0)]
+    pairs.sort(key=lambda pair: (-moved[pair].item(), -gradient[pair].item()))
+    names = RowNames([document.numel() for document in tokens])
+    leaks = []
+    for position, (source, document) in enumerate(pairs):
+        size, row = moved[source, document].item(), int(found.row[source, document])
+        key, key_size = None, None
+        if size > 0 and position < locate:
+            with torch.no_grad():
+                key, key_size = _locate(forward, tokens, source, replaced[source], packing, base, row)
+        elif size == 0 and reach.row is not None:
+            key = int(reach.row[source, document])
+        leaks.append(
+            ProbeLeak(
+                document=document,
+                source=source,
+                size=size,
+                changed=int(found.changed[source, document]),
+                row=row if size > 0 else None,
+                key_row=key,
+                key_size=key_size,
+                gradient=None if reach.size is None else gradient[source, document].item(),
+                text=_words(names, source, document, size, row, key, key_size, gradient[source, document].item()),
+            )
+        )
+    return leaks
 
 
 class _Forward:
@@ -256,7 +319,11 @@ def _replacements(tokens: list[torch.Tensor], replacement: Replacement | None, s
         made = [replacement(document, index) for index, document in enumerate(tokens)]
         for index, (new, old) in enumerate(zip(made, tokens, strict=True)):
             if not isinstance(new, torch.Tensor) or new.shape != old.shape or new.dtype != old.dtype:
-                got = f"{dtype_name(new.dtype)} {list(new.shape)}" if isinstance(new, torch.Tensor) else type(new).__name__
+                got = (
+                    f"{dtype_name(new.dtype)} {list(new.shape)}"
+                    if isinstance(new, torch.Tensor)
+                    else type(new).__name__
+                )
                 raise ValueError(
                     f"replacement must return {dtype_name(old.dtype)} {list(old.shape)} for document {index}, got {got}"
                 )
@@ -323,26 +390,24 @@ def _gradients(
     base: torch.Tensor,
     seed: int,
     step: Callable[[], None],
-) -> tuple[torch.Tensor | None, torch.Tensor | None, str, float]:
+) -> _Reach:
     """Gradient of every document's logits with respect to every document's embeddings.
 
-    Returns [N, N] largest gradients (source, document), the row of the source where it is largest, what was done, and
-    the relative difference of the logits from those without gradients. One forward per document instead of one graph
-    kept for all: compiled models free their buffers after one backward.
+    One forward per document instead of one graph kept for all: compiled models free their buffers after a backward.
     """
     if embedding is None:
-        return None, None, "not checked, no input embedding found (pass embedding=)", 0.0
+        return _Reach(None, None, "not checked, no input embedding found (pass embedding=)")
     count, total = len(lengths), sum(lengths)
-    gradient = torch.zeros(count, count, dtype=torch.float64)
+    size = torch.zeros(count, count, dtype=torch.float64)
     rows = torch.zeros(count, count, dtype=torch.int64)
     generator = torch.Generator().manual_seed(seed)
     captured: list[torch.Tensor] = []
-    worst = 0.0
+    error = 0.0
 
     def capture(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
         if not torch.is_grad_enabled() or not isinstance(output, torch.Tensor):
             return None
-        # A leaf of its own, so that a frozen model can be checked and no parameter gets a gradient.
+        # A leaf of its own, so that a frozen model can be checked too and no parameter gets a gradient.
         leaf = output.detach().requires_grad_(True)
         captured.append(leaf)
         return leaf
@@ -358,31 +423,36 @@ def _gradients(
                 seen = [leaf for leaf in captured if leaf.dim() >= 2 and leaf.shape[-2] == total]
                 if not seen:
                     shapes = ", ".join(str(list(leaf.shape)) for leaf in captured) or "it was not called"
-                    return None, None, f"not checked, the embedding gave no [.., {total}, E] ({shapes})", worst
+                    return _Reach(None, None, f"not checked, the embedding gave no [.., {total}, E] ({shapes})", error)
                 if not logits.requires_grad:
-                    return None, None, "not checked, the logits do not depend on the embedding differentiably", worst
-                scale = base.double().abs().max().clamp_min(torch.finfo(torch.float64).tiny)
-                worst = max(worst, (difference(logits.detach(), base).max() / scale).item())
+                    return _Reach(None, None, "not checked, the logits have no gradient to the embedding", error)
                 start = sum(lengths[:document])
                 part = logits[start : start + length]
                 # Random weights instead of a loss: every logit of the document counts, the last token's too.
                 weights = torch.randn(part.shape, generator=generator).to(part)
                 grads = torch.autograd.grad((part * weights).sum(), seen, allow_unused=True)
-            reach = torch.zeros(total, dtype=torch.float64, device=row.device)
+            error = max(error, (rows_moved(logits.detach(), base)[0].max() / _largest(base)).item())
+            reached = torch.zeros(total, dtype=torch.float64)
             for grad in grads:
                 if grad is not None:
-                    size = grad.double().abs().nan_to_num(nan=math.inf).amax(-1).reshape(-1, total).amax(0)
-                    reach = torch.maximum(reach, size)
-            for source, part_of in enumerate(reach.split(lengths)):
-                if part_of.numel():
-                    gradient[source, document] = part_of.max()
-                    rows[source, document] = part_of.argmax() + sum(lengths[:source])
-            if gradient[document, document] == 0:
-                return None, None, f"not checked, no gradient reaches the embeddings of document {document}", worst
+                    largest = grad.double().abs().nan_to_num(nan=math.inf).amax(-1).reshape(-1, total).amax(0)
+                    reached = torch.maximum(reached, largest.cpu())
+            for source, there in enumerate(reached.split(lengths)):
+                if there.numel():
+                    size[source, document] = there.max()
+                    rows[source, document] = there.argmax() + sum(lengths[:source])
+            if size[document, document] == 0:
+                return _Reach(None, None, f"not checked, document {document} has no gradient to its embeddings", error)
             step()
     finally:
         handle.remove()
-    return gradient, rows, "checked", worst
+    return _Reach(size, rows, "checked", error)
+
+
+def _largest(logits: torch.Tensor) -> float:
+    """The largest finite magnitude, never 0 (it divides)."""
+    largest = max((part.abs().nan_to_num(0.0, 0.0, 0.0).max().item() for part in logits.split(256)), default=0.0)
+    return max(largest, torch.finfo(torch.float64).tiny)
 
 
 def _locate(
@@ -422,21 +492,15 @@ def _words(
     row: int,
     key: int | None,
     key_size: float | None,
-    gradient: float | None,
+    gradient: float,
 ) -> str:
     if size == 0:
         seen = f"document {source}" if key is None else names(key)
-        return (
-            f"document {document} sees {seen} in the backward only: {magnitude(gradient or 0.0)} is the gradient of its "
-            "logits with respect to that embedding"
-        )
+        how = "gradient of its logits with respect to that embedding; in the backward only"
+        return f"document {document} sees {seen}: {magnitude(gradient)} ({how})"
     if key is None or key_size is None:
-        return f"{names(row)} sees document {source}: {magnitude(size)} is what its logits move by when that is replaced"
+        return f"{names(row)} sees document {source}: {magnitude(size)} (change of its logits when that is replaced)"
     return (
-        f"{names(row)} sees {names(key)}: {magnitude(key_size)} is what its logits move by when that token is replaced "
-        f"({magnitude(size)} with all of document {source})"
+        f"{names(row)} sees {names(key)}: {magnitude(key_size)} (change of its logits when that token is replaced; "
+        f"{magnitude(size)} when all of document {source} is)"
     )
-
-
-def _tolerance_of(dtype: torch.dtype) -> float:
-    return _TOLERANCE.get(dtype, 6e-2)

@@ -9,25 +9,25 @@ import torch
 
 from .report import Report, dtype_name, magnitude, plain, plural, table
 
-_SHOWN = 16  # documents, and failures, that a text table shows
+_SHOWN, _LEAKS, _ERRORS = 16, 6, 4  # documents, leaks and errors that a text names
 
 
 @dataclasses.dataclass(frozen=True)
 class ProbeLeak:
     """One document seen from another.
 
-    document: whose logits moved; source: the document that was replaced. size: largest change of the logits.
-    changed: logits that changed. row: the row of `document` that moved most. key_row: the row of `source` that moves
-    it, found by replacing fewer and fewer tokens, and key_size by how much (None where it was not looked for or no
-    smaller set of tokens moves the row). gradient: largest gradient of `document`'s logits with respect to `source`'s
-    embeddings (None where not checked). text: all of it in words.
+    document: whose logits moved; source: the document that was replaced. size: the largest change of the logits, 0 for
+    a leak in the backward only. changed: how many logits changed. row: the row of `document` that moved most.
+    key_row: the row of `source` that moves it, found by replacing fewer and fewer tokens, and key_size by how much;
+    None where it was not looked for or takes several tokens together. gradient: the largest gradient of `document`'s
+    logits with respect to `source`'s embeddings, None where not checked. text: all of it in words.
     """
 
     document: int
     source: int
     size: float
     changed: int
-    row: int
+    row: int | None
     key_row: int | None
     key_size: float | None
     gradient: float | None
@@ -99,17 +99,20 @@ class ProbeReport(Report):
 
     def failures(self) -> list[str]:
         """What is wrong, a sentence each; empty if the report passed."""
-        lines = list(self.problems)
-        for index, (error, relative) in enumerate(zip(self.error.tolist(), self.relative_error.tolist(), strict=True)):
-            if not relative <= self.tolerance:
-                lines.append(
-                    f"document {index} is not what it is alone: its logits differ by {magnitude(error)}, "
-                    f"{magnitude(relative)} of its largest logit (allowed {magnitude(self.tolerance)})"
-                )
-        return lines + [leak.text for leak in self.leaks]
+        return [*self.problems, *(leak.text for leak in self.leaks), *self._errors()]
+
+    def _errors(self) -> list[str]:
+        return [
+            f"document {index} is not what it is alone: its logits differ by {magnitude(error)}, {magnitude(relative)} of "
+            f"its largest logit (allowed {magnitude(self.tolerance)})"
+            for index, (error, relative) in enumerate(
+                zip(self.error.tolist(), self.relative_error.tolist(), strict=True)
+            )
+            if not relative <= self.tolerance
+        ]
 
     def to_dict(self) -> dict[str, Any]:
-        return plain(
+        result: dict[str, Any] = plain(
             {
                 "check": "probe",
                 "passed": self.passed,
@@ -132,11 +135,14 @@ class ProbeReport(Report):
                 "failures": self.failures(),
             }
         )
+        return result
 
     def __str__(self) -> str:
         count = len(self.lengths)
         lines = [f"probe: {'passed' if self.passed else 'FAILED'}"]
-        lines.append(f"  {plural(count, 'document')}, {plural(sum(self.lengths), 'token')}, {dtype_name(self.dtype)} logits")
+        lines.append(
+            f"  {plural(count, 'document')}, {plural(sum(self.lengths), 'token')}, {dtype_name(self.dtype)} logits"
+        )
         lines.append("")
         lines += self._table()
         lines.append("")
@@ -157,11 +163,11 @@ class ProbeReport(Report):
             else f"  backward: largest gradient from another document {magnitude(gradient)} (must be 0)"
         )
         failures = self.failures()
+        shown = [*self.problems, *(leak.text for leak in self.leaks[:_LEAKS]), *self._errors()[:_ERRORS]]
         if failures:
-            lines.append("")
-            lines += [f"  - {line}" for line in failures[:_SHOWN]]
-            if len(failures) > _SHOWN:
-                lines.append(f"  - and {len(failures) - _SHOWN} more")
+            lines += ["", *(f"  - {line}" for line in shown)]
+        if len(failures) > len(shown):
+            lines.append(f"  - and {len(failures) - len(shown)} more")
         return "\n".join(lines)
 
     def _table(self) -> list[str]:
@@ -180,7 +186,12 @@ class ProbeReport(Report):
             order = sorted(worst)
         rows = []
         for i in order:
-            row = [str(i), str(self.lengths[i]), magnitude(self.error[i].item()), magnitude(self.relative_error[i].item())]
+            row = [
+                str(i),
+                str(self.lengths[i]),
+                magnitude(self.error[i].item()),
+                magnitude(self.relative_error[i].item()),
+            ]
             if self.deterministic:
                 row += [magnitude(received[i]), str(changed[i]), magnitude(sent[i])]
             else:

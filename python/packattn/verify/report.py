@@ -26,7 +26,10 @@ class Report:
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain lists, numbers and strings, for json.dumps. A number that is not finite becomes None."""
+        """The report as plain lists, numbers and strings, for json.dumps.
+
+        What was not measured (NaN) is None, an infinite number the string "inf".
+        """
         raise NotImplementedError
 
     def raise_if_failed(self) -> None:
@@ -71,8 +74,22 @@ def difference(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     A finite value that became NaN, or the reverse, counts as infinite.
     """
     same = (new == old) | (new.isnan() & old.isnan())
-    moved = (new.double() - old.double()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
-    return torch.where(same, torch.zeros_like(moved), moved)
+    moved = (new.double() - old.double()).abs_().nan_to_num_(nan=math.inf, posinf=math.inf)
+    return moved.masked_fill_(same, 0.0)
+
+
+def rows_moved(new: torch.Tensor, old: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of [T, V]: the largest `difference` in every row, float64 [T], and how many entries differ, int64 [T]; on the CPU.
+
+    A block of rows at a time: the logits of a large vocabulary are too much to hold several times in float64.
+    """
+    block = max(1, 2**22 // max(1, new.shape[-1]))
+    sizes, counts = [new.new_zeros(0, dtype=torch.float64)], [new.new_zeros(0, dtype=torch.int64)]
+    for part, before in zip(new.split(block), old.split(block), strict=True):
+        moved = difference(part, before)
+        sizes.append(moved.amax(-1))
+        counts.append((moved != 0).sum(-1))
+    return torch.cat(sizes).cpu(), torch.cat(counts).cpu()
 
 
 def magnitude(value: float) -> str:
@@ -83,7 +100,7 @@ def magnitude(value: float) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Tensors, tuples and numbers as JSON can hold them; what is not finite becomes None."""
+    """Tensors, tuples and numbers as JSON can hold them: NaN (not measured) becomes None, infinity a string."""
     if isinstance(value, torch.Tensor):
         return plain(value.tolist())
     if isinstance(value, (list, tuple)):
@@ -91,7 +108,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if math.isfinite(value) else (None if math.isnan(value) else str(value))
     return value
 
 
@@ -109,10 +126,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: str = " 
 
 
 def plural(count: int, noun: str) -> str:
-    """"1 key", "2 keys"."""
+    """ "1 key", "2 keys"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """"float32" for torch.float32."""
+    """ "float32" for torch.float32."""
     return str(dtype).removeprefix("torch.")

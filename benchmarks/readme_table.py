@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Rewrites README's benchmark table from the rows bench_attention.py wrote.
+
+    python benchmarks/readme_table.py benchmarks/results/cpu.json
+
+The table stands between `<!-- benchmark-table -->` and `<!-- /benchmark-table -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from configurations import CASES, DTYPES
+from report import Row, grouped, ratio
+
+ROOT = Path(__file__).resolve().parent.parent
+OPENING, CLOSING = "<!-- benchmark-table -->", "<!-- /benchmark-table -->"
+TOKENS, HEADS, HEAD_DIM = 4096, "8/8", 64
+COLUMNS = [
+    # direction, peer; None is packattn's own time
+    ("forward", None),
+    ("forward", "sdpa_loop"),
+    ("forward", "sdpa_padded"),
+    ("forward", "sdpa_dense"),
+    ("forward", "flex"),
+    ("forward_backward", None),
+    ("forward_backward", "sdpa_loop"),
+    ("forward_backward", "sdpa_padded"),
+    ("forward_backward", "sdpa_dense"),
+]
+
+
+def table(rows: list[Row]) -> str:
+    """Markdown: one line for each dtype and case, times in ms and speed relative to each peer."""
+    groups = grouped(rows)
+    first = rows[0]
+    machine = (
+        f"{first['cpu']}, {first['threads']} threads, {first['date']}; packattn {first['packattn']} "
+        f"({first['isa']} kernels), torch {first['torch']} ({first['torch_isa']}), Python {first['python']}. "
+        f"{TOKENS} tokens, {HEADS} heads, head dim {HEAD_DIM}. ms is packattn's time, ×name how many times as "
+        "fast as that implementation it is."
+    )
+    lines = [
+        machine,
+        "",
+        "| | fwd ms | ×loop | ×padded | ×dense | ×flex | fwd+bwd ms | ×loop | ×padded | ×dense |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for dtype in DTYPES:
+        for case in CASES:
+            cells = []
+            for direction, peer in COLUMNS:
+                group = groups.get((TOKENS, dtype, HEAD_DIM, HEADS, direction, case), {})
+                if peer is None:
+                    cells.append(f"{group['packattn']['median_ms']:.2f}" if "packattn" in group else "")
+                else:
+                    reached = ratio(group, peer)
+                    cells.append("" if reached is None else f"{reached:.2f}" if reached < 10 else f"{reached:.0f}")
+            if any(cells):
+                lines.append(f"| {dtype} {case} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    options = parser.parse_args()
+    text = options.readme.read_text()
+    if text.count(OPENING) != 1 or text.count(CLOSING) != 1:
+        raise SystemExit(f"{options.readme.name} must hold {OPENING} and {CLOSING} once each")
+    before, rest = text.split(OPENING)
+    _, after = rest.split(CLOSING)
+    new = table(json.loads(options.results.read_text()))
+    options.readme.write_text(f"{before}{OPENING}\n{new}\n{CLOSING}{after}")
+
+
+if __name__ == "__main__":
+    main()

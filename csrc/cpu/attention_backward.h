@@ -1,0 +1,436 @@
+// The backward: one pass over the scores with five products. An item owns dkey and dvalue of a tile of keys (or of
+// all tiles of a short segment) and adds to dquery. Where several workers share a segment, they add to a block of
+// query rows in the fixed order of the key tiles, highest first: a counter per block says whose turn it is. Under a
+// causal mask the higher tiles start later rows, so nobody waits to begin with; and as tiles are taken in that order
+// a worker only ever waits for one that is already running. Bits do not depend on who shares what.
+// Included by the file of each instruction set, after attention_forward.h.
+#pragma once
+#include "attention_forward.h"
+
+namespace packattn::cpu::PACKATTN_ISA {
+
+struct BackwardScratch {
+  float *Q, *dO;           // [D/NR], [Dv/NR] panels of block rows
+  float *P, *dS;           // [block][LDS]
+  float *minus_lse;        // [block]
+  float *lo, *hi;          // [block] key range relative to the tile
+  float *dQ;               // [block][Dp] for 16-bit types and segments of one tile
+  float *Kt, *Vt, *K;      // the key tile: cols, cols, rows
+  float *dK, *dV;          // its gradients: rows
+  Group* groups;           // [block]
+  int32_t* keys;           // [tile][4] key groups: first key, keys, first row, last row + 1
+  size_t floats;
+
+  BackwardScratch(const AttentionForwardParams& p, float* base) {
+    const size_t D = p.head_dim, Dv = p.head_dim_v, Dp = padded_dim(p.head_dim), Dvp = padded_dim(p.head_dim_v);
+    const size_t rows = backward_rows(p), N = key_tile(p);
+    Carve c{base};
+    Q = c.take(rows * Dp);
+    dO = c.take(rows * Dvp);
+    P = c.take(rows * LDS);
+    dS = c.take(rows * LDS);
+    minus_lse = c.take(rows);
+    lo = c.take(rows);
+    hi = c.take(rows);
+    dQ = c.take(rows * Dp);
+    Kt = c.take(N * D);
+    Vt = c.take(N * Dv);
+    K = c.take(N * Dp);
+    dK = c.take(N * Dp);
+    dV = c.take(N * Dvp);
+    groups = reinterpret_cast<Group*>(c.take(rows * sizeof(Group) / sizeof(float)));
+    keys = reinterpret_cast<int32_t*>(c.take(N * 4));
+    floats = c.used;
+  }
+};
+
+// score -> softcap * tanh(score / softcap) in P, and its derivative times `scale` in dS, for M rows of one panel
+PACKATTN_NOINLINE static void cap_scores_backward(float* s, float* derivative, int rows, float softcap, float scale) {
+  const vf factor = vset(scale / softcap), c = vset(softcap), sc = vset(scale);
+  for (int i = 0; i < rows; i++)
+    for (int n = 0; n < NR; n += VW) {
+      const vf t = vtanh(vmul(vload(s + i * LDS + n), factor));
+      vstore(s + i * LDS + n, vmul(t, c));
+      vstore(derivative + i * LDS + n, vmul(sc, vsub(vset(1.f), vmul(t, t))));
+    }
+}
+
+// P and dS of rows x panel: P = exp(score - lse), dS = scale * P * (dO V^T - delta), both 0 where masked
+template <int M>
+PACKATTN_NOINLINE static void prob_tile(const BackwardScratch& w, const Group& g, int rows, int panel, int D, int Dv,
+                                        const float* delta, bool masked, float scale, float softcap) {
+  float *P = w.P + g.m * LDS + panel * NR, *dS = w.dS + g.m * LDS + panel * NR;
+  {
+    Acc<M> c;
+    tile_dot<M>(c, w.Q + g.m * NR, static_cast<int64_t>(rows) * NR, w.Kt + static_cast<int64_t>(panel) * D * NR, D);
+    vf factor = vset(scale);
+    if (softcap > 0.f) {
+      acc_store(c, P, LDS);
+      cap_scores_backward(P, dS, M, softcap, scale);
+      acc_load(c, P, LDS);
+      factor = vset(1.f);
+    }
+    PACKATTN_UNROLL for (int i = 0; i < M; i++) {
+      const vf nl = vbcast(w.minus_lse + g.m + i);
+      PACKATTN_UNROLL for (int n = 0; n < NV; n++) c.v[i][n] = vexp(vfma(c.v[i][n], factor, nl));
+    }
+    if (masked) acc_keep(c, panel * NR, w.lo + g.m, w.hi + g.m, vzero());
+    acc_store(c, P, LDS);
+  }
+  Acc<M> c;
+  tile_dot<M>(c, w.dO + g.m * NR, static_cast<int64_t>(rows) * NR, w.Vt + static_cast<int64_t>(panel) * Dv * NR, Dv);
+  PACKATTN_UNROLL for (int i = 0; i < M; i++) {
+    const vf dl = vbcast(delta + g.m + i);
+    PACKATTN_UNROLL for (int n = 0; n < NV; n++)
+        c.v[i][n] = vmul(vload(P + i * LDS + n * VW), vsub(c.v[i][n], dl));
+  }
+  if (softcap > 0.f) {
+    PACKATTN_UNROLL for (int i = 0; i < M; i++)
+      PACKATTN_UNROLL for (int n = 0; n < NV; n++) c.v[i][n] = vmul(c.v[i][n], vload(dS + i * LDS + n * VW));
+  } else {
+    const vf s = vset(scale);
+    PACKATTN_UNROLL for (int i = 0; i < M; i++)
+      PACKATTN_UNROLL for (int n = 0; n < NV; n++) c.v[i][n] = vmul(c.v[i][n], s);
+  }
+  if (masked) acc_keep(c, panel * NR, w.lo + g.m, w.hi + g.m, vzero());
+  acc_store(c, dS, LDS);
+}
+
+// c (M keys x NR, contiguous) += A^T B over the rows [r0, r1); A: P or dS from the keys' first column
+template <int M>
+PACKATTN_NOINLINE static void key_gradient_tile(float* c, const float* a, const float* b, int r0, int r1) {
+  Acc<M> x;
+  acc_load(x, c, NR);
+  tile_acc<M, 1, LDS>(x, a, b, r0, r1);
+  acc_store(x, c, NR);
+}
+
+// c (M rows x `columns`, ld apart) = or += dS K over the keys [k0, k1)
+template <int M>
+PACKATTN_NOINLINE static void query_gradient_tile(float* c, int64_t ld, int columns, bool add, const float* a,
+                                                  const float* b, int k0, int k1) {
+  Acc<M> x;
+  if (!add) {
+    acc_zero(x);
+  } else if (columns >= NR) {
+    acc_load(x, c, ld);
+  } else {
+    PACKATTN_UNROLL for (int i = 0; i < M; i++)
+      PACKATTN_UNROLL for (int n = 0; n < NV; n++) x.v[i][n] = load_tail(c + i * ld + n * VW, columns - n * VW);
+  }
+  tile_acc<M, LDS, 1>(x, a, b, k0, k1);
+  if (columns >= NR) {
+    acc_store(x, c, ld);
+  } else {
+    PACKATTN_UNROLL for (int i = 0; i < M; i++)
+      PACKATTN_UNROLL for (int n = 0; n < NV; n++) store_tail(c + i * ld + n * VW, x.v[i][n], columns - n * VW);
+  }
+}
+
+// first index in [from, to) of a nondecreasing array whose value exceeds x
+PACKATTN_INLINE int first_above(const int32_t* values, int from, int to, int64_t x) {
+  while (from < to) {
+    const int middle = from + (to - from) / 2;
+    if (values[middle] > x) {
+      to = middle;
+    } else {
+      from = middle + 1;
+    }
+  }
+  return from;
+}
+
+template <class T>
+struct Backward {
+  const BackwardContext& context;
+  const AttentionBackwardParams& p = *context.params;
+  const int D = p.head_dim, Dv = p.head_dim_v, Dp = padded_dim(D), Dvp = padded_dim(Dv);
+  const int heads_per_key = p.heads_q / p.heads_k;
+  const int tile = key_tile(p);
+  static constexpr bool kDirect = sizeof(T) == sizeof(float);  // dquery itself is the accumulator
+
+  void delta_rows(int r0, int r1, int hq) const {
+    float* delta = context.delta + hq * p.total_q;
+    const float* dlse = p.dlse ? p.dlse + hq * p.total_q : nullptr;
+    for (int r = r0; r < r1; r++) {
+      const T *out = at<const T>(p.out, r, hq), *dout = at<const T>(p.dout, r, hq);
+      vf s = vzero();
+      for (int d = 0; d < Dv; d += VW) s = vfma(load_tail(out + d, Dv - d), load_tail(dout + d, Dv - d), s);
+      delta[r] = vhsum(s) - (dlse ? dlse[r] : 0.f);
+    }
+  }
+
+  // One row block (rows [b0, b1), of which [i0, i1) see the tile) of one query head against one key tile.
+  struct Block {
+    int b0, b1, i0, i1, hq;
+    bool first, last;  // of the tiles that see the block, in the order of the additions
+    int32_t* turn;     // nullptr: nobody else adds to it
+    float* dq;         // row b0 of the accumulator, ld floats between rows
+    int64_t ld;
+  };
+
+  void block(const BackwardScratch& w, const Block& b, Ahead& ahead, int t, int t0, int N, bool finite_keys) const {
+    const int r0 = b.i0, rows = b.i1 - b.i0, panels = ceil_div(N, NR);
+    const bool finite_q = pack_rows<true>(w.Q, static_cast<int64_t>(rows) * NR, at<const T>(p.query, r0, b.hq),
+                                          p.query.row_stride, rows, D, 1.f);
+    const bool finite_do = pack_rows<true>(w.dO, static_cast<int64_t>(rows) * NR, at<const T>(p.dout, r0, b.hq),
+                                           p.dout.row_stride, rows, Dv, 1.f);
+    const float *delta = context.delta + b.hq * p.total_q + r0, *lse = p.lse + b.hq * p.total_q + r0;
+    for (int i = 0; i < rows; i++) {
+      w.lo[i] = static_cast<float>(p.key_begin[r0 + i] - t0);
+      w.hi[i] = static_cast<float>(p.key_end[r0 + i] - t0);
+      w.minus_lse[i] = -lse[i];
+    }
+    Group* groups = w.groups;
+    int count = 0;
+    even_groups(rows, [&](int m, int n) {
+      const int first = r0 + m, last = first + n - 1;
+      groups[count++] = {m, n, p.key_begin[first], p.key_begin[last], p.key_end[first], p.key_end[last], false};
+    });
+    for (int panel = 0; panel < panels; panel++) {
+      const int j0 = t0 + panel * NR, j1 = j0 + NR;
+      for (int x = 0; x < count; x++) {
+        const Group& g = groups[x];
+        if (!g.sees(j0, j1)) {  // a key group that straddles the panel's edge reads zeros
+          for (int i = 0; i < g.n; i++)
+            for (int c = 0; c < NR; c += VW) {
+              vstore(w.P + (g.m + i) * LDS + panel * NR + c, vzero());
+              vstore(w.dS + (g.m + i) * LDS + panel * NR + c, vzero());
+            }
+          continue;
+        }
+        ahead.step();
+        PACKATTN_BY_ROWS(g.n, prob_tile, w, g, rows, panel, D, Dv, delta, g.needs_mask(j0, j1), p.scale, p.softcap);
+      }
+    }
+    key_gradients(w, ahead, r0, rows, t0, N, finite_q, finite_do);
+    query_gradient(w, b, count, t, t0, N, finite_keys);
+  }
+
+  // rows of the block (relative to its first) that see one of the keys [j, j + n) of the tile
+  void rows_of_keys(int r0, int rows, int t0, int j, int n, int& i0, int& i1) const {
+    i0 = first_above(p.key_end, r0, r0 + rows, t0 + j) - r0;
+    i1 = first_above(p.key_begin, r0 + i0, r0 + rows, static_cast<int64_t>(t0) + j + n - 1) - r0;
+  }
+
+  void key_gradients(const BackwardScratch& w, Ahead& ahead, int r0, int rows, int t0, int N, bool finite_q,
+                     bool finite_do) const {
+    int count = 0;
+    int32_t* keys = w.keys;
+    even_groups(N, [&](int j, int n) {
+      int i0, i1;
+      rows_of_keys(r0, rows, t0, j, n, i0, i1);
+      if (i1 <= i0) return;
+      keys[count * 4] = j;
+      keys[count * 4 + 1] = n;
+      keys[count * 4 + 2] = i0;
+      keys[count * 4 + 3] = i1;
+      count++;
+    });
+    const auto product = [&](float* to, const float* scores, const float* from, int panels, bool finite) {
+      for (int panel = 0; panel < panels; panel++)
+        for (int x = 0; x < count; x++) {
+          const int j = keys[x * 4], n = keys[x * 4 + 1], i0 = keys[x * 4 + 2], i1 = keys[x * 4 + 3];
+          const float* b = from + static_cast<int64_t>(panel) * rows * NR;
+          float* c = to + (static_cast<int64_t>(panel) * tile + j) * NR;
+          ahead.step();
+          if (finite) {
+            PACKATTN_BY_ROWS(n, key_gradient_tile, c, scores + j, b, i0, i1);
+          } else {  // 0 * NaN is NaN: a key may meet the rows that see it, no other
+            for (int k = 0; k < n; k++) {
+              int a0, a1;
+              rows_of_keys(r0, rows, t0, j + k, 1, a0, a1);
+              if (a1 > a0) key_gradient_tile<1>(c + k * NR, scores + j + k, b, a0, a1);
+            }
+          }
+        }
+    };
+    product(w.dV, w.P, w.dO, Dvp / NR, finite_do);
+    product(w.dK, w.dS, w.Q, Dp / NR, finite_q);
+  }
+
+  void query_gradient(const BackwardScratch& w, const Block& b, int count, int t, int t0, int N,
+                      bool finite_keys) const {
+    if (b.turn && !b.first) context.wait_for_turn(b.turn, t);
+    if (b.first) {
+      for (int r = b.b0; r < b.i0; r++) __builtin_memset(b.dq + (r - b.b0) * b.ld, 0, D * sizeof(float));
+      for (int r = b.i1; r < b.b1; r++) __builtin_memset(b.dq + (r - b.b0) * b.ld, 0, D * sizeof(float));
+    }
+    float* dq = b.dq + (b.i0 - b.b0) * b.ld;
+    for (int panel = 0; panel < Dp / NR; panel++)
+      for (int x = 0; x < count; x++) {
+        const Group& g = w.groups[x];
+        const float *a = w.dS + g.m * LDS, *k = w.K + static_cast<int64_t>(panel) * tile * NR;
+        float* c = dq + g.m * b.ld + panel * NR;
+        const int columns = D - panel * NR;
+        if (finite_keys) {
+          const int k0 = imax(0, g.lo0 - t0), k1 = imin(N, g.hi1 - t0);
+          PACKATTN_BY_ROWS(g.n, query_gradient_tile, c, b.ld, columns, !b.first, a, k, k0, k1);
+        } else {
+          for (int i = 0; i < g.n; i++) {
+            const int r = b.i0 + g.m + i, k0 = imax(0, p.key_begin[r] - t0), k1 = imin(N, p.key_end[r] - t0);
+            query_gradient_tile<1>(c + i * b.ld, b.ld, columns, !b.first, a + i * LDS, k, k0, k1);
+          }
+        }
+      }
+    if constexpr (!kDirect) {
+      if (b.last) {
+        for (int r = b.b0; r < b.b1; r++) {
+          T* to = at<T>(p.dquery, r, b.hq);
+          const float* from = b.dq + (r - b.b0) * b.ld;
+          for (int d = 0; d < D; d += VW) store_tail(to + d, load_tail(from + d, D - d), D - d);
+        }
+      }
+    }
+    if (b.turn) __atomic_store_n(b.turn, t - 1, __ATOMIC_RELEASE);
+  }
+
+  void store_keys(const BackwardScratch& w, int t0, int N, int h) const {
+    for (int j = 0; j < N; j++) {
+      T *dk = at<T>(p.dkey, t0 + j, h), *dv = at<T>(p.dvalue, t0 + j, h);
+      for (int d = 0; d < D; d += VW)
+        store_tail(dk + d, vload(w.dK + (static_cast<int64_t>(d / NR) * tile + j) * NR + d % NR), D - d);
+      for (int d = 0; d < Dv; d += VW)
+        store_tail(dv + d, vload(w.dV + (static_cast<int64_t>(d / NR) * tile + j) * NR + d % NR), Dv - d);
+    }
+  }
+
+  void prefetch_rows(Ahead& ahead, int r, int rows, int hq, bool out) const {
+    ahead.add(at<const T>(p.query, r, hq), p.query.row_stride, rows, D);
+    ahead.add(at<const T>(p.dout, r, hq), p.dout.row_stride, rows, Dv);
+    if (out) ahead.add(at<const T>(p.out, r, hq), p.out.row_stride, rows, Dv);
+  }
+  void prefetch_keys(Ahead& ahead, int k, int keys, int h) const {
+    ahead.add(at<const T>(p.key, k, h), p.key.row_stride, keys, D);
+    ahead.add(at<const T>(p.value, k, h), p.value.row_stride, keys, Dv);
+  }
+  void prefetch_next(Ahead& ahead, const Next& next) const {
+    if (next.kv_head < 0) return;
+    const Segment& s = context.segments[next.item->segment];
+    const int k = s.k0 + (next.item->b - 1) * tile, r = context.runs[s.run0].q0;
+    prefetch_keys(ahead, k, imin(tile, s.k1 - k), next.kv_head);
+    if (next.item->turns < 0) {
+      prefetch_rows(ahead, r, imin(backward_rows(p), context.runs[s.run0].q1 - r), next.kv_head * heads_per_key, true);
+    }
+  }
+
+  void key_tile_gradients(const BackwardScratch& w, const Item& it, int t, int h, float* accumulator,
+                          const Next& next) const {
+    const Segment& s = context.segments[it.segment];
+    const int t0 = s.k0 + t * tile, N = imin(tile, s.k1 - t0);
+    const int segment_q0 = context.runs[s.run0].q0, segment_rows = context.runs[s.run1 - 1].q1 - segment_q0;
+    pack_cols(w.Kt, at<const T>(p.key, t0, h), p.key.row_stride, N, D);
+    pack_cols(w.Vt, at<const T>(p.value, t0, h), p.value.row_stride, N, Dv);
+    const bool finite = pack_rows<true>(w.K, static_cast<int64_t>(tile) * NR, at<const T>(p.key, t0, h),
+                                        p.key.row_stride, N, D, 1.f);
+    __builtin_memset(w.dK, 0, static_cast<size_t>(tile) * Dp * sizeof(float));
+    __builtin_memset(w.dV, 0, static_cast<size_t>(tile) * Dvp * sizeof(float));
+    // the first run that reaches the tile
+    int run0 = s.run0, end = s.run1;
+    while (run0 < end) {
+      const int middle = run0 + (end - run0) / 2;
+      if (p.key_end[context.runs[middle].q1 - 1] > t0) {
+        end = middle;
+      } else {
+        run0 = middle + 1;
+      }
+    }
+    for (int g = 0; g < heads_per_key; g++) {
+      const int hq = h * heads_per_key + g;
+      for (int x = run0; x < s.run1 && p.key_begin[context.runs[x].q0] < t0 + N; x++) {
+        const Run& run = context.runs[x];
+        const int i0 = first_above(p.key_end, run.q0, run.q1, t0);
+        const int i1 = first_above(p.key_begin, i0, run.q1, static_cast<int64_t>(t0) + N - 1);
+        for (int r = i0; r < i1;) {
+          const int number = (r - run.q0) / run.block_rows;
+          Block b;
+          b.b0 = run.q0 + number * run.block_rows;
+          b.b1 = imin(b.b0 + run.block_rows, run.q1);
+          b.i0 = r;
+          b.i1 = imin(b.b1, i1);
+          b.hq = hq;
+          b.first = t == (p.key_end[b.b1 - 1] - 1 - s.k0) / tile;
+          b.last = t == (p.key_begin[b.b0] - s.k0) / tile;
+          b.turn = nullptr;
+          if (it.turns >= 0) {
+            b.turn = context.turns + it.turns + static_cast<int64_t>(hq) * s.blocks + run.block0 + number;
+          } else if (b.first) {
+            delta_rows(b.b0, b.b1, hq);
+          }
+          if (kDirect) {
+            b.dq = reinterpret_cast<float*>(at<T>(p.dquery, b.b0, hq));
+            b.ld = p.dquery.row_stride;
+          } else {
+            b.ld = Dp;
+            b.dq = b.first && b.last
+                       ? w.dQ
+                       : accumulator + (static_cast<int64_t>(g) * segment_rows + (b.b0 - segment_q0)) * Dp;
+          }
+          r = b.i1;
+
+          Ahead ahead;
+          if (r < i1) {
+            prefetch_rows(ahead, r, imin(run.block_rows, i1 - r), hq, it.turns < 0);
+          } else if (g + 1 < heads_per_key) {
+            prefetch_rows(ahead, i0, imin(run.block_rows, i1 - i0), hq + 1, it.turns < 0);
+          } else if (t > it.a) {
+            prefetch_keys(ahead, t0 - tile, tile, h);
+          } else {
+            prefetch_next(ahead, next);
+          }
+          ahead.spread(ceil_div(b.i1 - b.i0, MR) * ceil_div(N, NR));
+          block(w, b, ahead, t, t0, N, finite);
+        }
+      }
+    }
+    store_keys(w, t0, N, h);
+  }
+
+  void run(const Item& it, int h, float* accumulator, const Next& next, float* scratch) const {
+    const BackwardScratch w(p, scratch);
+    for (int t = it.b - 1; t >= it.a; t--) key_tile_gradients(w, it, t, h, accumulator, next);
+  }
+};
+
+static size_t backward_scratch(const AttentionBackwardParams& p) { return BackwardScratch(p, nullptr).floats; }
+
+static void delta(const BackwardContext& context, int32_t r0, int32_t r1) {
+  const AttentionBackwardParams& p = *context.params;
+  for (int32_t h = 0; h < p.heads_q; h++) {
+    switch (p.dtype) {
+      case DType::float32: Backward<float>{context}.delta_rows(r0, r1, h); break;
+      case DType::bfloat16: Backward<bf16>{context}.delta_rows(r0, r1, h); break;
+      case DType::float16: Backward<fp16>{context}.delta_rows(r0, r1, h); break;
+      default: __builtin_trap();  // attention.cpp checked it
+    }
+  }
+}
+
+static void backward(const BackwardContext& context, const Item& item, int32_t kv_head, float* accumulator, Next next,
+                     float* scratch) {
+  switch (context.params->dtype) {
+    case DType::float32: return Backward<float>{context}.run(item, kv_head, accumulator, next, scratch);
+    case DType::bfloat16: return Backward<bf16>{context}.run(item, kv_head, accumulator, next, scratch);
+    case DType::float16: return Backward<fp16>{context}.run(item, kv_head, accumulator, next, scratch);
+    default: __builtin_trap();
+  }
+}
+
+static double sink_gradient(const BackwardContext& context, const Run* runs, int64_t count, int32_t head) {
+  const AttentionBackwardParams& p = *context.params;
+  const float *lse = p.lse + head * p.total_q, *delta = context.delta + head * p.total_q;
+  const vf sink = vset(p.sinks[head]);
+  double total = 0;
+  for (int64_t x = 0; x < count; x++) {
+    for (int r = runs[x].q0; r < runs[x].q1; r += VW) {
+      float probability[VW];
+      const int n = imin(VW, runs[x].q1 - r);
+      for (int i = 0; i < VW; i++) probability[i] = i < n ? lse[r + i] : 0.f;
+      vstore(probability, vexp(vsub(sink, vload(probability))));
+      for (int i = 0; i < n; i++) total -= static_cast<double>(probability[i]) * delta[r + i];
+    }
+  }
+  return total;
+}
+
+}  // namespace packattn::cpu::PACKATTN_ISA

@@ -1,0 +1,194 @@
+#include "attention_plan.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace packattn::cpu {
+namespace {
+
+// Positions are kept as int32, and a tile may look this far past the end.
+constexpr int64_t kMaxTokens = INT32_MAX - 1024;
+// Multiply-adds: below the first, the heads of a row block are one item; a grab is worth at least the second.
+constexpr int64_t kSmallItem = 100'000, kGrab = 1'000'000;
+
+[[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
+
+void check_sizes(const AttentionForwardParams& p) {
+  switch (p.dtype) {
+    case DType::float32:
+    case DType::bfloat16:
+    case DType::float16: break;
+    default: fail("dtype: expected float32, bfloat16 or float16, got number " + std::to_string(int(p.dtype)));
+  }
+  const auto dim = [](const char* name, int64_t d) {
+    if (d < 8 || d > 512 || d % 8 != 0) {
+      fail(std::string(name) + ": expected a multiple of 8 from 8 to 512, got " + std::to_string(d));
+    }
+  };
+  dim("head_dim", p.head_dim);
+  dim("head_dim_v", p.head_dim_v);
+  if (p.heads_q < 1 || p.heads_k < 1 || p.heads_q % p.heads_k != 0) {
+    fail("heads: expected query heads to be a multiple of key heads, got " + std::to_string(p.heads_q) + " and " +
+         std::to_string(p.heads_k));
+  }
+  const auto tokens = [](const char* name, int64_t n) {
+    if (n < 0 || n > kMaxTokens) {
+      fail(std::string(name) + ": expected 0 to " + std::to_string(kMaxTokens) + ", got " + std::to_string(n));
+    }
+  };
+  tokens("total_q", p.total_q);
+  tokens("total_k", p.total_k);
+}
+
+std::string describe(const AttentionForwardParams& p, int64_t row) {
+  return "row " + std::to_string(row) + " has key_begin " + std::to_string(p.key_begin[row]) + ", key_end " +
+         std::to_string(p.key_end[row]);
+}
+
+// Adds [begin, end) to ranges, in pieces that can be filled by different workers.
+void add_range(std::vector<Range>& ranges, int64_t begin, int64_t end) {
+  constexpr int64_t kPiece = 512;
+  for (; begin < end; begin += kPiece) {
+    ranges.push_back({static_cast<int32_t>(begin), static_cast<int32_t>(std::min(begin + kPiece, end))});
+  }
+}
+
+int64_t row_cost(const AttentionForwardParams& p) { return (p.head_dim + p.head_dim_v) / 2; }
+
+void finish(Schedule& schedule) {
+  const auto longer = [](const Item& x, const Item& y) { return x.cost > y.cost; };
+  // Stable: the tiles of a shared segment stay together and in order, as they all carry the same cost here.
+  if (!std::is_sorted(schedule.items.begin(), schedule.items.end(), longer)) {
+    std::stable_sort(schedule.items.begin(), schedule.items.end(), longer);
+  }
+}
+
+template <class Cost>
+void make_grabs(Schedule& schedule, Cost cost) {
+  int64_t gathered = kGrab;
+  for (size_t i = 0; i < schedule.items.size(); i++) {
+    if (gathered >= kGrab) {
+      schedule.grabs.push_back(static_cast<int64_t>(i));
+      gathered = 0;
+    }
+    gathered += cost(schedule.items[i]);
+  }
+  schedule.grabs.push_back(static_cast<int64_t>(schedule.items.size()));
+}
+
+}  // namespace
+
+Plan make_plan(const AttentionForwardParams& p) {
+  check_sizes(p);
+  Plan plan;
+  int64_t last = -1;       // the last row that sees something
+  int64_t last_key = 0;    // end of the keys seen so far
+  for (int64_t i = 0; i < p.total_q; i++) {
+    const int64_t begin = p.key_begin[i], end = p.key_end[i];
+    if (begin >= end) continue;
+    if (begin < 0 || end > p.total_k) {
+      fail("key_begin, key_end: expected ranges inside [0, " + std::to_string(p.total_k) + "], but " + describe(p, i));
+    }
+    if (last >= 0 && (begin < p.key_begin[last] || end < p.key_end[last])) {
+      fail("key_begin, key_end: expected both nondecreasing over the rows that see a key, but " + describe(p, i) +
+           " after " + describe(p, last));
+    }
+    const int32_t row = static_cast<int32_t>(i);
+    // Ends do not decrease, so last_key is also the running maximum: a later row of the segment may still see
+    // earlier keys after rows that see nothing.
+    const bool new_segment = last < 0 || begin >= last_key;
+    if (new_segment) {
+      const int32_t run = static_cast<int32_t>(plan.runs.size());
+      plan.segments.push_back({static_cast<int32_t>(begin), 0, run, run, 0});
+      plan.pairs.push_back(0);
+      add_range(plan.unseen_keys, last_key, begin);
+    }
+    Segment& segment = plan.segments.back();
+    if (new_segment || last != i - 1) {
+      plan.runs.push_back({row, row, 0, 0});
+      segment.run1++;
+    }
+    add_range(plan.empty_rows, last + 1, i);
+    plan.runs.back().q1 = row + 1;
+    segment.k1 = static_cast<int32_t>(end);
+    plan.pairs.back() += end - begin;
+    last = i;
+    last_key = end;
+  }
+  add_range(plan.empty_rows, last + 1, p.total_q);
+  add_range(plan.unseen_keys, last_key, p.total_k);
+  for (Segment& segment : plan.segments) {
+    for (int32_t r = segment.run0; r < segment.run1; r++) {
+      Run& run = plan.runs[r];
+      const int32_t rows = run.q1 - run.q0, blocks = ceil_div(rows, backward_rows(p));
+      run.block_rows = std::min(round_up(ceil_div(rows, blocks), 6), backward_rows(p));
+      run.block0 = segment.blocks;
+      segment.blocks += ceil_div(rows, run.block_rows);
+    }
+  }
+  return plan;
+}
+
+Schedule forward_schedule(const AttentionForwardParams& p, const Plan& plan) {
+  Schedule schedule;
+  const int32_t group = p.heads_q / p.heads_k, capacity = forward_rows(p);
+  const int32_t block = std::max(6, capacity / group / 6 * 6);  // query rows when the group's heads are stacked
+  for (int32_t s = 0; s < static_cast<int32_t>(plan.segments.size()); s++) {
+    for (int32_t x = plan.segments[s].run0; x < plan.segments[s].run1; x++) {
+      const Run& run = plan.runs[x];
+      const int32_t rows = run.q1 - run.q0;
+      const int32_t step = std::min(round_up(ceil_div(rows, ceil_div(rows, block)), 6), block);
+      for (int32_t a = run.q0; a < run.q1; a += step) {
+        const int32_t b = std::min(a + step, run.q1);
+        const int64_t keys = p.key_end[b - 1] - p.key_begin[a];
+        const int64_t cost = static_cast<int64_t>(b - a) * group * (keys + 32) * row_cost(p);
+        if (cost < kSmallItem) {
+          schedule.items.push_back({s, x, a, b, 0, p.heads_k, -1, cost * p.heads_k});
+        } else {
+          for (int32_t h = 0; h < p.heads_k; h++) schedule.items.push_back({s, x, a, b, h, h + 1, -1, cost});
+        }
+      }
+    }
+  }
+  finish(schedule);
+  make_grabs(schedule, [](const Item& item) { return item.cost; });
+  return schedule;
+}
+
+Schedule backward_schedule(const AttentionForwardParams& p, const Plan& plan, int workers) {
+  Schedule schedule;
+  const int32_t group = p.heads_q / p.heads_k, tile = key_tile(p);
+  int64_t total = 0;
+  for (const int64_t pairs : plan.pairs) total += pairs * p.heads_k;
+  for (int32_t s = 0; s < static_cast<int32_t>(plan.segments.size()); s++) {
+    const Segment& segment = plan.segments[s];
+    const int32_t tiles = ceil_div(segment.k1 - segment.k0, tile);
+    const int64_t rows = plan.runs[segment.run1 - 1].q1 - plan.runs[segment.run0].q0;
+    const int64_t cost = (plan.pairs[s] + 32 * rows) * group * row_cost(p) * 5 / 2;
+    // Shared or not changes no bit, so it may depend on the other documents and on the workers.
+    const bool share = workers > 1 && tiles > 1 && plan.pairs[s] > total / (8 * workers);
+    if (tiles > 1) schedule.accumulator = std::max(schedule.accumulator, rows * group * padded_dim(p.head_dim));
+    if (share) {
+      for (int32_t h = 0; h < p.heads_k; h++) {
+        for (int32_t t = tiles - 1; t >= 0; t--) {
+          schedule.items.push_back({s, 0, t, t + 1, h, h + 1, schedule.turns, cost});
+        }
+      }
+      schedule.shared.push_back(s);
+      schedule.turns += static_cast<int64_t>(segment.blocks) * p.heads_q;
+    } else if (cost < kSmallItem) {
+      schedule.items.push_back({s, 0, 0, tiles, 0, p.heads_k, -1, cost * p.heads_k});
+    } else {
+      for (int32_t h = 0; h < p.heads_k; h++) schedule.items.push_back({s, 0, 0, tiles, h, h + 1, -1, cost});
+    }
+  }
+  finish(schedule);
+  make_grabs(schedule, [&](const Item& item) {
+    const Segment& segment = plan.segments[item.segment];
+    return item.turns < 0 ? item.cost : item.cost / ceil_div(segment.k1 - segment.k0, tile);
+  });
+  return schedule;
+}
+
+}  // namespace packattn::cpu
