@@ -5,9 +5,10 @@ inside a compiled model. Indices are local to a batch row until :func:`resolve` 
 the query and key lengths (they differ while a cache is decoded).
 
 A *range mask* is what the mask builder hands through the model to the attention function: int32
-[B, 1, 1, 2 * Q + K + 3], which holds, for each batch row, the first visible key of every query [Q], one past the last
-[Q], which keys are tokens and not padding [K] (0 or 1), the chunk size (0: none), the key on the diagonal of the
-first query, and flags: EXACT (lo and hi say everything: the model made a mask of its own, and its layers' window does
+[B, 1, 1, 3 * Q + K + 3], which holds, for each batch row, the first visible key of every query [Q], one past the last
+[Q], the first key of its document as far as transformers found documents [Q] (used where nothing better is known), which
+keys are tokens and not padding [K] (0 or 1), the chunk size (0: none), the key on the diagonal of the first query, and
+flags: EXACT (lo and hi say everything: the model made a mask of its own, and its layers' window does
 not apply on top), GIVEN (there was an attention_mask). It is 4-D because models pass 4-D masks on untouched.
 """
 
@@ -22,7 +23,7 @@ from .. import checks
 from ..packing import Packing
 
 EXACT, GIVEN = 1, 2
-_TAIL = 3  # entries of a range mask after lo, hi and real: chunk size, diagonal offset, flags
+_TAIL = 3  # last entries of a range mask: chunk size, diagonal offset, flags
 
 
 @dataclass(frozen=True)
@@ -75,16 +76,16 @@ class Ranges:
 
 
 def pack_range_mask(
-    lo: Tensor, hi: Tensor, real: Tensor, offset: int | Tensor, chunk: int = 0, flags: int = 0
+    lo: Tensor, hi: Tensor, begin: Tensor, real: Tensor, offset: int | Tensor, chunk: int = 0, flags: int = 0
 ) -> Tensor:
-    """lo, hi [B, Q], real [B, K] -> the range mask. offset: the key on the first query's diagonal."""
+    """lo, hi, begin [B, Q], real [B, K] -> the range mask. offset: the key on the first query's diagonal."""
     zero = torch.zeros(lo.shape[0], dtype=torch.int64, device=lo.device)
     tail = torch.stack([zero + chunk, zero + offset, zero + flags], 1)
-    return torch.cat([lo.int(), hi.int(), real.int(), tail.int()], 1)[:, None, None, :]
+    return torch.cat([x.int() for x in (lo, hi, begin, real, tail)], 1)[:, None, None, :]
 
 
 def is_range_mask(mask: Tensor, shape: Shape) -> bool:
-    wanted = (shape.batch, 1, 1, 2 * shape.queries + shape.keys + _TAIL)
+    wanted = (shape.batch, 1, 1, 3 * shape.queries + shape.keys + _TAIL)
     return mask.dtype == torch.int32 and tuple(mask.shape) == wanted
 
 
@@ -190,6 +191,7 @@ def resolve(shape: Shape, mask: Tensor | None, documents: Documents, device: tor
     diagonal: Tensor = row + (keys - queries)
     lo, hi = torch.zeros_like(row), torch.full_like(row, keys)
     real: Tensor | None = None
+    found: Tensor | None = None
     chunk: Tensor | None = None
     ids_of_mask: Tensor | None = None
     causal, window = shape.causal, torch.full_like(row[:, :1], shape.window)
@@ -197,7 +199,7 @@ def resolve(shape: Shape, mask: Tensor | None, documents: Documents, device: tor
     if mask is None and documents.packing is None and documents.cu_k is not None:
         diagonal = _diagonal_of(shape, documents.cu_q, documents.cu_k)
     if mask is not None and is_range_mask(mask, shape):
-        lo, hi, kept, tail = mask[:, 0, 0].long().split([queries, queries, keys, _TAIL], 1)
+        lo, hi, found, kept, tail = mask[:, 0, 0].long().split([queries, queries, queries, keys, _TAIL], 1)
         real = kept != 0
         chunk, diagonal = tail[:, :1], row + tail[:, 1:2]
         window = torch.where(tail[:, 2:] % 2 == EXACT, -1, window)
@@ -220,7 +222,7 @@ def resolve(shape: Shape, mask: Tensor | None, documents: Documents, device: tor
         if not shape.causal:
             hi = torch.where(window < 0, hi, torch.minimum(hi, diagonal + window + 1))
 
-    begin, end, several = _documents(shape, documents, diagonal, real, ids_of_mask)
+    begin, end, several = _documents(shape, documents, diagonal, real, ids_of_mask, found)
     lo, hi = torch.maximum(lo, begin), torch.minimum(hi, end)
     if chunk is not None:
         start = begin
@@ -281,7 +283,12 @@ def _leave_out_padding(
 
 
 def _documents(
-    shape: Shape, documents: Documents, diagonal: Tensor, real: Tensor | None, ids_of_mask: Tensor | None
+    shape: Shape,
+    documents: Documents,
+    diagonal: Tensor,
+    real: Tensor | None,
+    ids_of_mask: Tensor | None,
+    found: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """begin, end [B, Q]: the keys of each query's document; and per batch row whether it holds several documents."""
     batch, queries, keys = shape.batch, shape.queries, shape.keys
@@ -294,7 +301,7 @@ def _documents(
     if ids is None:
         ids, step, name = ids_of_mask, 0, "attention_mask"
     if ids is None:
-        return *whole, None
+        return whole[0] if found is None else found, whole[1], None
     if ids.dim() == 1:
         ids = ids[None]
     if ids.dim() == 3 and step == 1 and ids.shape[0] == 4:

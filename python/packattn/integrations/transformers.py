@@ -18,6 +18,7 @@ Only the public registries of transformers (``AttentionInterface``, ``AttentionM
 
 from __future__ import annotations
 
+import inspect
 import threading
 import weakref
 from collections.abc import Callable
@@ -99,31 +100,63 @@ def _check_version() -> None:
 
 
 def prepare(model: torch.nn.Module) -> Callable[[], None]:
-    """Lets a model be called with a 2-D attention_mask that numbers the documents (1, 1, 2, 2, 0: 0 is padding).
+    """Makes every way of naming documents work for this model, by a forward pre-hook that fills in the others.
 
-    Adds a forward pre-hook that, when such a mask comes (integers, some above 1), passes the ids on as ``segment_ids``,
-    makes ``position_ids`` that restart where none are given, and leaves ones and zeros as the mask. Looks at the mask's
-    values, so it waits for the device once per call.
+    Needed for models that do not hand ``position_ids`` on to their layers (encoders such as BERT and ModernBERT, Llama
+    4 with a cache), for a 2-D attention_mask that numbers the documents (1, 1, 2, 2, 0: 0 is padding) without positions,
+    and to make positions restart where only ``cu_seq_lens_q``, ``seq_idx`` or ``packing`` are passed.
+
+    The hook adds ``segment_ids`` (from a mask with ids, or from positions) and ``position_ids`` (from the documents)
+    where they are missing. Calls with a cache are left alone. It looks at the values of an integer mask, so it waits for
+    the device once per call.
 
     Returns:
         a function that takes the hook off again.
+
+    Raises:
+        TypeError: the model's forward does not take keyword arguments for its layers.
     """
+    parameters = inspect.signature(model.forward).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        raise TypeError(
+            f"prepare: {type(model).__name__}.forward must pass keyword arguments (**kwargs) on to its layers, it takes "
+            + ", ".join(parameters)
+        )
+    takes_positions = "position_ids" in parameters
 
     def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs.get("cache") is not None or kwargs.get("past_key_values") is not None:
+            return None
+        tokens = next((x for x in (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args) if x is not None), None)
+        if not isinstance(tokens, Tensor):
+            return None
+        size = tuple(tokens.shape[:2])
+        named = _documents(kwargs)
+        known: Packing | None = None
         given = kwargs.get("attention_mask")
-        if not isinstance(given, Tensor) or given.dim() != 2 or given.dtype not in (torch.int32, torch.int64):
-            return None
-        if torch.compiler.is_compiling() or not given.numel() or int(given.max()) <= 1:
-            return None
-        packing = Packing.from_attention_mask(given)
-        kwargs = {**kwargs, "attention_mask": (given != 0).to(given.dtype)}
-        if all(kwargs.get(key) is None for key in ("packing", *_CU_Q, *_SEGMENTS)):
-            kwargs["segment_ids"] = given
-        if kwargs.get("position_ids") is None:
-            kwargs["position_ids"] = packing.position_ids.view(given.shape)
+        if named.packing is not None:
+            known = named.packing
+        elif named.cu_q is not None:
+            known = Packing.from_cu_seqlens(named.cu_q, total=size[0] * size[1])
+        elif named.segment_ids is not None:
+            known = Packing.from_segment_ids(named.segment_ids)
+        elif _holds_ids(given):
+            known = Packing.from_attention_mask(given)
+            kwargs = {**kwargs, "attention_mask": (given != 0).to(given.dtype), "segment_ids": given}
+        elif named.position_ids is not None and named.position_ids.dim() == 2:
+            ids = Packing.from_position_ids(named.position_ids.expand(size)).segment_ids.view(size)
+            return args, {**kwargs, "segment_ids": ids}
+        if known is not None and takes_positions and named.position_ids is None:
+            kwargs = {**kwargs, "position_ids": known.position_ids.view(size)}
         return args, kwargs
 
     return model.register_forward_pre_hook(before, with_kwargs=True).remove
+
+
+def _holds_ids(mask: Any) -> bool:
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.dtype not in (torch.int32, torch.int64):
+        return False
+    return checks.has_values(mask) and mask.numel() > 0 and int(mask.max()) > 1
 
 
 # ---- the mask builder ------------------------------------------------------------------------------------------
@@ -151,9 +184,20 @@ def mask(
     """
     bidirectional = "allow_is_bidirectional_skip" in kwargs
     offset = q_offset - kv_offset
+    # Only a function with something on top of plain causality can hold documents or blocks.
+    plain = bidirectional or mask_function is causal_mask_function
+
+    def neighbour(distance: int) -> Tensor:
+        """bool [B, Q - 1]: whether token q + 1 sees token q (-1), or token q token q + 1 (1)."""
+        q = (torch.arange(q_length - 1, device=device) + q_offset)[None]
+        b = torch.arange(batch_size, device=device)[:, None]
+        one, other = (q + 1, q) if distance < 0 else (q, q + 1)
+        visible: Tensor = mask_function(b, torch.zeros_like(b), one, other).expand(batch_size, q_length - 1)
+        return visible
+
     custom = use_vmap
-    if not custom and not bidirectional and not allow_is_causal_skip and mask_function is not causal_mask_function:
-        custom = _looks_ahead(mask_function, batch_size, q_length, kv_length, q_offset, kv_offset, device)
+    if not custom and not plain and not allow_is_causal_skip and q_length > 1:
+        custom = _looks_ahead(neighbour(1))
     if custom:
         dense = sdpa_mask(
             batch_size=batch_size,
@@ -168,11 +212,12 @@ def mask(
             device=device,
         )
         lo, hi, real = _hf_ranges.ranges_from_dense(dense)
-        return _hf_ranges.pack_range_mask(lo, hi, real, offset, flags=_hf_ranges.EXACT)
+        return _hf_ranges.pack_range_mask(lo, hi, torch.zeros_like(lo), real, offset, flags=_hf_ranges.EXACT)
 
     local = local_size is not None and kv_length > local_size
     aligned = not isinstance(q_offset, Tensor) and (bidirectional or offset == kv_length - q_length)
-    if attention_mask is None and aligned and not local:
+    packed = not plain and not allow_is_causal_skip and attention_mask is None and q_length > 1
+    if attention_mask is None and aligned and not local and not packed:
         return None
     row = torch.arange(q_length, device=device).expand(batch_size, q_length)
     diagonal = row + offset
@@ -192,7 +237,12 @@ def mask(
         at = diagonal.clamp(0, kv_length - 1)
         hi = torch.where(real.gather(1, at), hi, 0)  # padding sees nothing
     lo, hi = lo.clamp(0, kv_length), hi.clamp(0, kv_length)
-    return _hf_ranges.pack_range_mask(lo, torch.maximum(lo, hi), real, offset, chunk, flags)
+    begin = torch.zeros_like(row)
+    if packed and (local_size is None or local_size > 1):
+        # transformers saw positions restart. Not every model hands them on to its layers (Llama 4 does not).
+        starts = torch.nn.functional.pad(~neighbour(-1), (1, 0))
+        begin = torch.where(starts, diagonal, 0).cummax(1).values
+    return _hf_ranges.pack_range_mask(lo, torch.maximum(lo, hi), begin, real, offset, chunk, flags)
 
 
 def _is_chunk(config: Any, local_size: int) -> bool:
@@ -205,22 +255,10 @@ def _is_chunk(config: Any, local_size: int) -> bool:
     return chunk == local_size
 
 
-def _looks_ahead(
-    mask_function: Callable[..., Any],
-    batch: int,
-    queries: int,
-    keys: int,
-    q_offset: int | Tensor,
-    kv_offset: int,
-    device: torch.device | str,
-) -> bool:
+def _looks_ahead(next_visible: Tensor) -> bool:
     """Whether a mask function that should be causal lets a query see the next key: blocks of image tokens do. Packed
     positions, windows and chunks do not, and those the layers know on their own."""
-    if queries < 2 or keys < 2:
-        return False
-    q = (torch.arange(queries - 1, device=device) + q_offset)[None]
-    b = torch.arange(batch, device=device)[:, None]
-    ahead = mask_function(b, torch.zeros_like(b), q, q + 1).any()
+    ahead = next_visible.any()
     if not checks.has_values(ahead):
         torch._assert_async(~ahead, "packattn: this mask (blocks of tokens that see each other) cannot be compiled")
         return False
@@ -360,7 +398,10 @@ class _Entry:
         return (
             layer not in self.seen
             and self.key == key
-            and all((None if r is None else r()) is x for r, x in zip(self.sources, sources, strict=True))
+            and all(
+                x is None if r is None else x is not None and r() is x
+                for r, x in zip(self.sources, sources, strict=True)
+            )
         )
 
 
