@@ -19,7 +19,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 def has_values(x: object) -> bool:
     """Whether x is a tensor with data, not one that only stands for it while a graph is traced."""
-    return isinstance(x, Tensor) and not (is_fake(x) or x.is_meta or torch.compiler.is_compiling())
+    return isinstance(x, Tensor) and not (torch.compiler.is_compiling() or is_fake(x) or x.is_meta)
 
 
 def readable(x: Tensor) -> bool:

@@ -223,14 +223,12 @@ def resolve(shape: Shape, mask: Tensor | None, documents: Documents, device: tor
             hi = torch.where(window < 0, hi, torch.minimum(hi, diagonal + window + 1))
 
     begin, end, several = _documents(shape, documents, diagonal, real, ids_of_mask, found)
-    lo, hi = torch.maximum(lo, begin), torch.minimum(hi, end)
-    if chunk is not None:
-        start = begin
-        if real is not None:  # chunks are counted from the first token, not from the padding before it
-            start = _next_real(real, keys).gather(1, begin.clamp(0, keys))
+    if chunk is not None and real is not None and several is not None and queries == keys:
+        # Chunks are counted from the first token of each document (not of the row, as lo has it so far).
+        start = _next_real(real, keys).gather(1, begin.clamp(0, keys))
         size = chunk.clamp(min=1)
-        within = start + torch.div(diagonal - start, size, rounding_mode="floor") * size
-        lo = torch.where(chunk > 0, torch.maximum(lo, within), lo)
+        lo = torch.where(chunk > 0, start + torch.div(diagonal - start, size, rounding_mode="floor") * size, lo)
+    lo, hi = torch.maximum(lo, begin), torch.minimum(hi, end)
     if empty is not None:
         hi = torch.where(empty, lo, hi)
     lo, hi = lo.clamp(0, keys), hi.clamp(0, keys)
@@ -290,7 +288,8 @@ def _documents(
     ids_of_mask: Tensor | None,
     found: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """begin, end [B, Q]: the keys of each query's document; and per batch row whether it holds several documents."""
+    """begin, end [B, Q]: the keys of each query's document; and per batch row whether it holds several documents (None:
+    the layers were told nothing)."""
     batch, queries, keys = shape.batch, shape.queries, shape.keys
     whole = torch.zeros_like(diagonal), torch.full_like(diagonal, keys)
     if documents.packing is not None or documents.cu_q is not None:

@@ -229,6 +229,10 @@ def mask(
     if local_size is not None and local:
         if _is_chunk(config, local_size):
             chunk = local_size
+            if not packed:  # counted from the first token of the row, which a sliding cache may have dropped
+                padding = 0 if attention_mask is None else (attention_mask.cumsum(1) == 0).sum(1, keepdim=True)
+                place = row + q_offset - padding
+                lo = place - place.remainder(chunk) + padding - kv_offset
         elif bidirectional:  # encoders count the neighbours on either side
             lo, hi = diagonal - local_size, diagonal + local_size + 1
         else:
