@@ -214,7 +214,7 @@ def mask(
         lo, hi, real = _hf_ranges.ranges_from_dense(dense)
         return _hf_ranges.pack_range_mask(lo, hi, torch.zeros_like(lo), real, offset, flags=_hf_ranges.EXACT)
 
-    local = local_size is not None and kv_length > local_size
+    local = local_size is not None and kv_length + kv_offset > local_size
     aligned = not isinstance(q_offset, Tensor) and (bidirectional or offset == kv_length - q_length)
     packed = not plain and not allow_is_causal_skip and attention_mask is None and q_length > 1
     if attention_mask is None and aligned and not local and not packed:
