@@ -109,8 +109,10 @@ def main(arguments: list[str] | None = None) -> int:
     complaints: list[str] = []
     skipped: dict[str, None] = {}
     with tqdm(chosen, unit="case", disable=None) as progress:
-        for configuration in progress:
+        for number, configuration in enumerate(progress, 1):
             progress.set_description(str(configuration))
+            if progress.disable:  # not a terminal: a line for each case, so that a log shows how far it is
+                print(f"[{number}/{len(chosen)}] {configuration}", file=sys.stderr, flush=True)
             rows += measure(configuration, options, clock, complaints, skipped)
             if options.json:  # after every case, so that an interrupted run leaves what it has
                 options.json.parent.mkdir(parents=True, exist_ok=True)

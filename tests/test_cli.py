@@ -14,7 +14,7 @@ import torch
 
 import packattn
 from packattn import _library, cli
-from packattn.cli import demo, demo_corpus, demo_data, demo_model, demo_proof, demo_speed, demo_picture, info, tables
+from packattn.cli import demo, demo_corpus, demo_data, demo_model, demo_picture, demo_proof, demo_speed, info, tables
 from packattn.cli.progress import Progress
 
 PACKAGE = Path(packattn.__file__).resolve().parent
@@ -267,12 +267,11 @@ def test_demo_says_how_to_get_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_corpus_is_deterministic_and_long_tailed() -> None:
     corpus = demo_corpus.load()
-    assert demo_corpus.load().documents == corpus.documents
     lengths = torch.tensor([len(text) for text in corpus.documents], dtype=torch.float64)
     assert len(lengths) > 3000
     assert len(set(corpus.documents)) == len(corpus.documents)
     assert lengths.max() > 10 * lengths.median()
-    assert corpus.documents[:50] == demo_corpus.load(max_documents=50).documents
+    assert corpus.documents[:500] == demo_corpus.load(max_documents=500).documents
     training, held_out = corpus.split(40, seed=1)
     assert (training, held_out) == corpus.split(40, seed=1)
     assert held_out != corpus.split(40, seed=2)[1]

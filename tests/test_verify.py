@@ -11,6 +11,7 @@ import packattn
 from packattn import verify
 from packattn.verify import LeakError, check_attention, check_positions
 from packattn.verify.expected import Formula, expected_mask
+from packattn.verify.report import spans_of
 
 LENGTHS = (4, 1, 3)
 
@@ -212,6 +213,21 @@ def test_empty_documents_and_other_key_lengths():
         assert report.expected.shape == (sum(queries) + 2, sum(keys) + 2)
 
 
+def test_padding_in_the_middle_of_the_row():
+    ids = torch.tensor([[1, 1, 2, 0], [1, 0, 0, 2]])
+    packing = packattn.Packing.from_segment_ids(ids, pad_id=0)
+    report = check_attention(packattn.attention, packing, poison=True)
+    report.raise_if_failed()
+    assert report.documents == ((0, 2), (2, 3), (4, 5), (7, 8)) and report.lengths == (2, 1, 1, 1)
+    lost = lambda q, k, v, p: sdpa(q, k, v, packattn.dense_mask(p) | (p.is_padding[:, None] & p.is_padding))
+    texts = check_attention(lost, packing).failures()
+    assert any(text.startswith("padding (row 3) sees padding (row 5): ") for text in texts)
+    early = check_attention(shifted_ranges(begin=-1), packing)
+    assert "document 3, token 0 (row 7) sees padding (row 6): " in str(early)
+    keys = packattn.Packing.from_segment_ids(torch.tensor([5, 0, 0, 6, 6, 7, 8]), pad_id=0)
+    check_attention(packattn.attention, packing, lengths_k=keys).raise_if_failed()
+
+
 def test_a_mask_of_ones_own():
     packing = packattn.Packing.from_lengths([3, 3])
     mask = packattn.dense_mask(packing)
@@ -223,18 +239,19 @@ def test_a_mask_of_ones_own():
 
 def test_expected_mask_is_that_of_the_package():
     """Two ways to write the mask down: token by token, and as ranges."""
+    spans = spans_of((4, 0, 1, 5))
     for causal in (True, False):
         for window in ((-1, -1), (0, 0), (2, 1), (1, -1)):
             for chunk in (0, 2, 3):
                 for prefix in (None, (1, 0, 0, 9)):
                     options = {"causal": causal, "window_size": window, "chunk_size": chunk}
-                    want = expected_mask((4, 0, 1, 5), (4, 0, 1, 5), 12, 12, prefix_lengths=prefix, **options)
+                    want = expected_mask(spans, spans, 12, 12, prefix_lengths=prefix, **options)
                     packing = packattn.Packing.from_lengths([4, 0, 1, 5], total=12)
                     tensor = None if prefix is None else torch.tensor(prefix)
                     assert torch.equal(packattn.dense_mask(packing, prefix_lengths=tensor, **options), want), options
                 keys = packattn.Packing.from_lengths([2, 3, 0, 7], total=12)
                 options = {"causal": causal, "window_size": window, "chunk_size": chunk}
-                want = expected_mask((4, 0, 1, 5), (2, 3, 0, 7), 12, 12, **options)
+                want = expected_mask(spans, spans_of((2, 3, 0, 7)), 12, 12, **options)
                 assert torch.equal(packattn.dense_mask(packing, keys, **options), want), options
 
 

@@ -13,14 +13,14 @@ namespace packattn {
 namespace {
 
 // Sorts documents by length, longest first; equal lengths keep their order. A radix sort, because lengths are small
-// numbers: one pass below a capacity of 65,536, two up to 2^32.
+// numbers: of many documents, one pass below a capacity of 65,536 and two up to 2^32; of few, passes over less memory.
 void sort_longest_first(std::vector<int64_t>& documents, const int64_t* lengths, int64_t capacity) {
-  constexpr int kDigitBits = 16;
-  constexpr int64_t kDigits = int64_t{1} << kDigitBits;
+  const int digit_bits = documents.size() < 4096 ? 8 : 16;
+  const int64_t digits = int64_t{1} << digit_bits;
   std::vector<int64_t> sorted(documents.size());
-  for (int shift = 0; (capacity >> shift) > 0; shift += kDigitBits) {
-    std::vector<int64_t> place(kDigits + 1, 0);
-    const auto digit = [&](int64_t i) { return ((capacity - lengths[i]) >> shift) & (kDigits - 1); };
+  for (int shift = 0; (capacity >> shift) > 0; shift += digit_bits) {
+    std::vector<int64_t> place(digits + 1, 0);
+    const auto digit = [&](int64_t i) { return ((capacity - lengths[i]) >> shift) & (digits - 1); };
     for (int64_t i : documents) ++place[digit(i) + 1];
     std::partial_sum(place.begin(), place.end(), place.begin());
     for (int64_t i : documents) sorted[place[digit(i)]++] = i;
@@ -270,7 +270,7 @@ BinOrder pack(const int64_t* lengths, int64_t count, int64_t capacity, const std
   if (keep_order) {
     bins = next_fit(sizes, capacity, bin_of.data());
   } else if (algorithm == "bfd") {
-    const bool dense = capacity <= std::max<int64_t>(1 << 16, count);
+    const bool dense = capacity <= 8 * count;  // what its tables cost is then little
     bins = (dense ? best_fit<DenseSpaces> : best_fit<SparseSpaces>)(sizes, capacity, bin_of.data());
   } else if (algorithm == "ffd") {
     bins = first_fit(sizes, capacity, bin_of.data());

@@ -57,7 +57,7 @@ def attention(
     chunk_size: int = 0,
     prefix_lengths: Tensor | None = None,
     scale: float | None = None,
-    softcap: float = 0.0,
+    softcap: float = 0,  # not 0.0: torch.compile(dynamic=True) would make a symbol of it and compile twice
     sinks: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:

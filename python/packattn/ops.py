@@ -141,8 +141,9 @@ def _attention(
 # ---- fakes: shapes, dtypes and strides of the outputs ------------------------------------------------------------
 
 
-def _entries(max_segments: int | None) -> Any:
-    return torch.library.get_ctx().new_dynamic_size() if max_segments is None else max_segments
+def _entries(max_segments: int | None, more: int = 0) -> Any:
+    """The capacity + more. An unknown count must itself be a size of the output, so `more` is in the new symbol."""
+    return torch.library.get_ctx().new_dynamic_size(min=more) if max_segments is None else max_segments + more
 
 
 @torch.library.register_fake("packattn::cu_seqlens_from_lengths")
@@ -154,14 +155,14 @@ def _(lengths: Tensor) -> Tensor:
 @torch.library.register_fake("packattn::cu_seqlens_from_segment_ids")
 def _(segment_ids: Tensor, pad_id: int | None = None, max_segments: int | None = None) -> Tensor:
     checks.ids("cu_seqlens_from_segment_ids", "segment_ids", segment_ids)
-    return segment_ids.new_empty(_entries(max_segments) + 1, dtype=torch.int32)
+    return segment_ids.new_empty(_entries(max_segments, 1), dtype=torch.int32)
 
 
 @torch.library.register_fake("packattn::cu_seqlens_from_position_ids")
 def _(position_ids: Tensor, rule: str = "step", max_segments: int | None = None) -> Tensor:
     checks.ids("cu_seqlens_from_position_ids", "position_ids", position_ids)
     checks.rule("cu_seqlens_from_position_ids", rule)
-    return position_ids.new_empty(_entries(max_segments) + 1, dtype=torch.int32)
+    return position_ids.new_empty(_entries(max_segments, 1), dtype=torch.int32)
 
 
 @torch.library.register_fake("packattn::documents_from_segment_ids")

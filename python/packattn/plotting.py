@@ -10,7 +10,7 @@ is a fault differs in lightness or shape too.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .packing import Packing
 from .verify import AttentionReport, ProbeReport
-from .verify.report import magnitude, plural
+from .verify.report import Spans, magnitude, plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -161,8 +161,9 @@ def plot_influence(
         label = "leak: influence that must not be there"
         number = mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}")
         bar = figure.colorbar(mappable, ax=list(grid), shrink=0.8, label=label, format=number)
-        bar.ax.yaxis.set_minor_formatter(mpl.ticker.NullFormatter() if high / low > 20 else number)
-        bar.ax.tick_params(which="both", labelsize=8)
+        bar.locator = mpl.ticker.LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,))
+        bar.minorticks_off()
+        bar.ax.tick_params(labelsize=8)
     _legend(figure, panels)
     if title is not None:
         figure.suptitle(title)
@@ -201,7 +202,7 @@ class _Panel:
 
 
 def _attention_panels(report: AttentionReport) -> list[_Panel]:
-    edges = _ends(report.lengths, report.expected.shape[0]), _ends(report.lengths_k, report.expected.shape[1])
+    edges = _ends(report.documents, report.expected.shape[0]), _ends(report.documents_k, report.expected.shape[1])
     panels = [_Panel("expected", report.expected.double(), report.expected, report.expected, "query", "key")]
     panels[0].judged = False
     found = [("found by replacing keys", report.influence), ("found by gradients", report.gradient)]
@@ -221,7 +222,7 @@ def _panel(title: str, found: Found, expected: Tensor | None) -> _Panel:
         return _Panel(title, found.influence.T, itself, needed, "logits of document", "document replaced")
     if isinstance(found, AttentionReport):
         panel = _Panel(title, found.influence, found.expected, found.expected, "query", "key")
-        panel.lines = (_ends(found.lengths, panel.matrix.shape[0]), _ends(found.lengths_k, panel.matrix.shape[1]))
+        panel.lines = (_ends(found.documents, panel.matrix.shape[0]), _ends(found.documents_k, panel.matrix.shape[1]))
         return panel
     if not isinstance(found, Tensor):
         raise TypeError(f"found must be a report of check_attention or probe, or a matrix, got {type(found).__name__}")
@@ -302,10 +303,9 @@ def _short(value: float) -> str:
     return "0" if value == 0 else f"{value:.2g}"
 
 
-def _ends(lengths: Sequence[int], total: int) -> list[int]:
-    """One past the last row of every document, but for the end of the row."""
-    ends = torch.tensor(lengths).cumsum(0).tolist()
-    return sorted({end for end in ends if 0 < end < total})
+def _ends(documents: Spans, total: int) -> list[int]:
+    """Where documents begin and end, but for the ends of the row."""
+    return sorted({edge for span in documents if span[0] < span[1] for edge in span if 0 < edge < total})
 
 
 # ---- parts of plot_mask ------------------------------------------------------------------------------------------

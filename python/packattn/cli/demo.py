@@ -152,7 +152,7 @@ def _demo(settings: Settings, seed: int, picture: Path | None) -> tuple[dict[str
     )
     print(_speed_table(speeds))
 
-    row = demo_proof.choose_row(held_out_rows, documents=8)
+    row = demo_proof.choose_row(held_out_rows, documents=6)
     _heading(5, f"Probe the trained model on one row of {len(row)} held-out documents")
     proofs = demo_proof.prove(model, row, seed)
     print(_proof_table(proofs))

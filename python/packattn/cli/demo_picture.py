@@ -19,18 +19,17 @@ def draw(path: Path, documents: Sequence[Tensor], proofs: Sequence[Proof]) -> st
         return (
             'No picture: it needs matplotlib. Get it with `pip install "packattn[demo]"` or `pip install matplotlib`.'
         )
-    figure = Figure(figsize=(11, 10), layout="constrained", dpi=120)
-    above, below = figure.subfigures(2, 1, height_ratios=(1.5, 1))
-    _, middle, _ = above.subfigures(1, 3, width_ratios=(1, 4, 1))
+    figure = Figure(figsize=(11, 11), layout="constrained", dpi=120)
+    grid = figure.add_gridspec(2, 3, height_ratios=(1.35, 1), width_ratios=(1, 4, 1))
     plotting.plot_mask(
         Packing.from_lengths([len(document) for document in documents]),
         title="Who sees whom in one packed row: causal inside each document",
-        figure=middle,
+        figure=figure.add_subfigure(grid[0, 1]),
     )
     plotting.plot_influence(
         {f"{proof.variant.name}\nmask {proof.variant.mask}": proof.report for proof in proofs},
         title="What replacing one document does to the logits of the others",
-        figure=below,
+        figure=figure.add_subfigure(grid[1, :]),
     )
     try:
         figure.savefig(path)

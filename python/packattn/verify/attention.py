@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..packing import Packing
 from .attention_report import AttentionReport, Finding, ValueCheck, faults_of
 from .expected import Formula, expected_mask
-from .report import RowNames, difference, dtype_name, magnitude
+from .report import RowNames, Spans, difference, dtype_name, magnitude
 from .subject import AttentionFunction, Subject, make_setup, not_deterministic
 
 _RUNS = 16  # runs on the same inputs that must agree before fn is said to leak
@@ -31,9 +32,9 @@ _RUNS = 16  # runs on the same inputs that must agree before fn is said to leak
 
 def check_attention(
     fn: AttentionFunction,
-    lengths: Sequence[int] = (5, 1, 7, 3),
+    lengths: Sequence[int] | Packing = (5, 1, 7, 3),
     *,
-    lengths_k: Sequence[int] | None = None,
+    lengths_k: Sequence[int] | Packing | None = None,
     tail: int = 2,
     causal: bool = True,
     window_size: tuple[int, int] = (-1, -1),
@@ -63,10 +64,11 @@ def check_attention(
     Args:
         fn: called as fn(q, k, v, packing), and with packing_k=... if lengths_k is given; q [Tq, Hq, D],
             k [Tk, Hkv, D], v [Tk, Hkv, Dv]. Returns out [Tq, Hq, Dv], or (out, lse) with lse [Hq, Tq].
-        lengths: tokens of each document; zeros are allowed. Every token costs a few calls of fn per head.
+        lengths: tokens of each document (zeros are allowed), or a Packing, which may have padding anywhere. Every
+            token costs a few calls of fn per head.
         lengths_k: the same for the keys, if they are packed otherwise (then fn gets packing_k).
-        tail: rows after the last document that belong to none. They must give 0 and influence nothing. Use 0 for a
-            function that takes no padding.
+        tail: rows added after documents given as lengths. They are padding, which must give 0 and influence nothing.
+            Use 0 for a function that takes no padding.
         causal, window_size, chunk_size, prefix_lengths: the mask, as for Packing.key_ranges.
         mask: bool [Tq, Tk], the mask itself, instead of what these four describe.
         scale, softcap, sinks: what the values must be, as for packattn.attention. None is 1 / sqrt(head_dim).
@@ -90,16 +92,14 @@ def check_attention(
     setup = make_setup(lengths, lengths_k, tail, heads, head_dim, head_dim_v, dtype, device, scale, seed)
     words = "the given mask"
     if mask is None:
-        lengths_q, keys = setup.lengths, setup.lengths_k
-        if prefix_lengths is not None and len(prefix_lengths) != len(lengths_q):
-            raise ValueError(
-                f"prefix_lengths must have one entry per document, {len(lengths_q)}, got {len(prefix_lengths)}"
-            )
+        count = len(setup.documents)
+        if prefix_lengths is not None and len(prefix_lengths) != count:
+            raise ValueError(f"prefix_lengths must have one entry per document, {count}, got {len(prefix_lengths)}")
         mask = expected_mask(
-            lengths_q,
-            keys,
-            sum(lengths_q) + tail,
-            sum(keys) + tail,
+            setup.documents,
+            setup.documents_k,
+            setup.q.shape[0],
+            setup.k.shape[0],
             causal=causal,
             window_size=window_size,
             chunk_size=chunk_size,
@@ -121,10 +121,10 @@ def check_attention(
     values: list[ValueCheck] = []
     reason = "not checked (backward=False)" if not backward else "checked"
     if not problems:
-        problems += _empty_rows(subject, mask, RowNames(setup.lengths))
+        problems += _empty_rows(subject, mask, RowNames(setup.documents))
         found = _forward_findings(subject, formula)
         if poison:
-            found += _poisoned_forward(subject, mask, _same_document(setup.lengths, setup.lengths_k, mask))
+            found += _poisoned_forward(subject, mask, _same_document(setup.documents, setup.documents_k, mask))
         # Noise that is rare may look like a leak: before blaming fn, see whether it is the same every time.
         noise = subject.forward_noise(_RUNS) if _any_leak(found) else 0.0
         if noise:
@@ -193,15 +193,15 @@ def _forward_findings(subject: Subject, formula: Formula) -> list[Finding]:
     for head in range(heads_k):
         for key in range(total_k):
             out, lse = subject.forward(k=_replaced(s.k, (key, head), s.other_k))
-            by_key[:, head, :, key] = difference(out, subject.out).amax(-1).T
+            by_key[:, head, :, key] = difference(out, subject.out).amax(-1).T.cpu()
             if lse is not None and subject.lse is not None:
-                lse_by_key[:, head, :, key] = difference(lse, subject.lse)
+                lse_by_key[:, head, :, key] = difference(lse, subject.lse).cpu()
             out, _ = subject.forward(v=_replaced(s.v, (key, head), s.other_v))
-            by_value[:, head, :, key] = difference(out, subject.out).amax(-1).T
+            by_value[:, head, :, key] = difference(out, subject.out).amax(-1).T.cpu()
     by_query = torch.zeros(total_q, total_q, dtype=torch.float64)
     for row in range(total_q):
         out, _ = subject.forward(q=_replaced(s.q, row, s.other_q))
-        by_query[:, row] = difference(out, subject.out).amax((1, 2))
+        by_query[:, row] = difference(out, subject.out).amax((1, 2)).cpu()
     weighted = _weighted(formula)
     own = torch.diag(weighted.any(-1))
     findings = [
@@ -233,9 +233,9 @@ def _poisoned_forward(subject: Subject, mask: Tensor, near: Tensor) -> list[Find
     ]
 
 
-def _same_document(lengths: Sequence[int], lengths_k: Sequence[int], mask: Tensor) -> Tensor:
+def _same_document(documents: Spans, documents_k: Spans, mask: Tensor) -> Tensor:
     """bool [Tq, Tk]: row and key lie in one document, or the mask joins them."""
-    queries, keys = RowNames(lengths), RowNames(lengths_k)
+    queries, keys = RowNames(documents), RowNames(documents_k)
     row = torch.tensor([queries.document_of(i) for i in range(mask.shape[0])])
     key = torch.tensor([keys.document_of(j) for j in range(mask.shape[1])])
     return ((row[:, None] == key) & (row[:, None] >= 0)) | mask
@@ -320,7 +320,7 @@ def _replaced_backward(subject: Subject, formula: Formula, bad: float | None) ->
     weighted = _weighted(formula)
     visible, sees = mask, torch.diag(mask.any(-1))
     if bad is not None:
-        visible = _same_document(s.lengths, s.lengths_k, mask)
+        visible = _same_document(s.documents, s.documents_k, mask)
         sees = _linked(visible)
     together = _linked(visible.T)  # two keys that some row sees both
     required = {"row": mask, "key": weighted, "own": torch.diag(weighted.any(-1))}
@@ -398,11 +398,11 @@ def _report(
     gradient = None
     if "gradient to key" in by_name:
         gradient = torch.maximum(by_name["gradient to key"], by_name["gradient to value"])
-    queries = RowNames(s.lengths)
-    keys = queries if s.packing_k is None else RowNames(s.lengths_k, "key row")
+    queries = RowNames(s.documents)
+    keys = queries if s.packing_k is None else RowNames(s.documents_k, "key row")
     return AttentionReport(
-        lengths=s.lengths,
-        lengths_k=s.lengths_k,
+        documents=s.documents,
+        documents_k=s.documents_k,
         heads=(s.q.shape[1], s.k.shape[1]),
         mask=words,
         dtype=s.q.dtype,

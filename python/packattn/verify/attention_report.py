@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .report import Report, RowNames, dtype_name, magnitude, plain, plural, table
+from .report import Report, RowNames, Spans, dtype_name, magnitude, plain, table
 
 _SHOWN = 10  # faults that a text names
 
@@ -16,7 +16,7 @@ _Kind = Literal["leak", "blind", "head"]
 _Relation = Literal["row-key", "row-row", "key-key"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Check:
     """One way of looking for influence, over all pairs.
 
@@ -92,11 +92,11 @@ class ValueCheck:
         return self.error <= self.allowed
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class AttentionReport(Report):
     """What check_attention found.
 
-    lengths, lengths_k: tokens of each document, of the queries and of the keys. heads: (Hq, Hkv). mask: the expected
+    documents, documents_k: first row of each document and one past its last, of the queries and of the keys. heads: (Hq, Hkv). mask: the expected
     mask in words. dtype, device: of the inputs.
     expected: bool [Tq, Tk], the mask. influence: float64 [Tq, Tk], how far out[i] moves when k[j] or v[j] is replaced.
     gradient: float64 [Tq, Tk] or None, the largest gradient of out[i] with respect to k[j] and v[j].
@@ -105,8 +105,8 @@ class AttentionReport(Report):
     backward: "checked", or the reason why not. problems: what else is wrong, in words. notes: what was left out.
     """
 
-    lengths: tuple[int, ...]
-    lengths_k: tuple[int, ...]
+    documents: Spans
+    documents_k: Spans
     heads: tuple[int, int]
     mask: str
     dtype: torch.dtype
@@ -120,6 +120,16 @@ class AttentionReport(Report):
     backward: str
     problems: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each document of the queries."""
+        return tuple(end - start for start, end in self.documents)
+
+    @property
+    def lengths_k(self) -> tuple[int, ...]:
+        """Tokens of each document of the keys."""
+        return tuple(end - start for start, end in self.documents_k)
 
     @property
     def leak(self) -> float:
@@ -187,8 +197,8 @@ class AttentionReport(Report):
                 "leaks": self.leaks,
                 "blind": self.blind,
                 "error": self.error,
-                "lengths": self.lengths,
-                "lengths_k": self.lengths_k,
+                "documents": self.documents,
+                "documents_k": self.documents_k,
                 "heads": self.heads,
                 "mask": self.mask,
                 "dtype": dtype_name(self.dtype),
@@ -230,19 +240,32 @@ class AttentionReport(Report):
         lines += [f"  note: {note}" for note in self.notes]
         failures = self.failures()
         if failures:
-            counts = [plural(self.leaks, "leaking pair"), plural(self.blind, "blind pair")]
-            lines += ["", f"  {', '.join(counts)}"]
+            lines += ["", *self._counts()]
             shown = self._shown()
             lines += [f"  - {line}" for line in shown]
             if len(failures) > len(shown):
                 lines.append(f"  - and {len(failures) - len(shown)} more")
         return "\n".join(lines)
 
+    def _counts(self) -> list[str]:
+        """A line for each kind of fault that occurs."""
+        lines = []
+        for kind, words in (("leak", "leaks"), ("head", "crossed heads"), ("blind", "missing")):
+            relations = [fault.relation for fault in self.faults if fault.kind == kind]
+            if kind == "head" and relations:
+                lines.append(f"  {words}: {len(relations)}")
+            elif relations:
+                counts = [
+                    f"{relations.count(name)} {name}" for name in ("row-key", "row-row", "key-key") if name in relations
+                ]
+                lines.append(f"  {words}: {', '.join(counts)} {'pair' if len(relations) == 1 else 'pairs'}")
+        return lines
+
     def _shown(self) -> list[str]:
         """The failures that the text names: of the faults, the worst between every two documents."""
         told, texts = set(), []
         for fault in self.faults:
-            about = (fault.kind, fault.relation, fault.documents)
+            about = (fault.kind, fault.relation, fault.documents or (fault.first, fault.second))
             if about not in told:
                 told.add(about)
                 texts.append(fault.text)
@@ -348,7 +371,11 @@ def _fault(
     kind, relation, first, second = pair
     size, name, where = sightings[0]  # the first check in order: the plainest way to see it
     checks = tuple(check for _, check, _ in sightings)
-    how = _HOW[name] + where + (f"; {len(checks)} checks see it" if len(checks) > 1 else "")
+    how = (
+        _HOW[name]
+        + where
+        + (f"; {len(checks)} checks {'miss' if kind == 'blind' else 'see'} it" if len(checks) > 1 else "")
+    )
     if kind == "head":
         text = f"query head {first} reads key head {second}: {magnitude(size)} ({how})"
         return Fault(kind, relation, first, second, size, checks, None, text)

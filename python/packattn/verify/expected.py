@@ -13,10 +13,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .report import Spans
+
 
 def expected_mask(
-    lengths_q: Sequence[int],
-    lengths_k: Sequence[int],
+    documents_q: Spans,
+    documents_k: Spans,
     total_q: int,
     total_k: int,
     *,
@@ -27,24 +29,24 @@ def expected_mask(
 ) -> Tensor:
     """bool [total_q, total_k], True where the row sees the key.
 
-    Document n of the queries sees document n of the keys, aligned at their last tokens. Rows and keys past the last
-    document are padding: they see nothing and nothing sees them.
+    Document n of the queries sees document n of the keys, aligned at their last tokens. Rows and keys in no document
+    are padding: they see nothing and nothing sees them.
     """
     left, right = window_size
     mask = torch.zeros(total_q, total_k, dtype=torch.bool)
-    row = first_key = 0
-    for document, (length_q, length_k) in enumerate(zip(lengths_q, lengths_k, strict=True)):
+    for document, ((row, row_end), (key, key_end)) in enumerate(zip(documents_q, documents_k, strict=True)):
+        length_q, length_k = row_end - row, key_end - key
         prefix = prefix_lengths[document] if prefix_lengths is not None else 0
-        for i in range(length_q):
-            place = i + length_k - length_q  # of the query among its document's keys; negative: before all of them
-            for j in range(length_k):
-                late_enough = (left < 0 or j >= place - left) and (
-                    chunk_size <= 0 or j >= place // chunk_size * chunk_size
-                )
-                early_enough = (not causal or j <= place) and (right < 0 or j <= place + right)
-                mask[row + i, first_key + j] = late_enough and (early_enough or j < prefix)
-        row += length_q
-        first_key += length_k
+
+        def sees(i: int, j: int, shift: int = length_k - length_q, prefix: int = prefix) -> bool:
+            place = i + shift  # of the query among its document's keys; negative: before all of them
+            late_enough = (left < 0 or j >= place - left) and (chunk_size <= 0 or j >= place // chunk_size * chunk_size)
+            early_enough = (not causal or j <= place) and (right < 0 or j <= place + right)
+            return late_enough and (early_enough or j < prefix)
+
+        block = [[sees(i, j) for j in range(length_k)] for i in range(length_q)]
+        if length_q and length_k:
+            mask[row:row_end, key:key_end] = torch.tensor(block)
     return mask
 
 

@@ -33,7 +33,7 @@ class PositionFault:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class PositionReport(Report):
     """What check_positions found.
 

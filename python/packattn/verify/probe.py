@@ -21,7 +21,7 @@ import torch
 
 from ..packing import Packing
 from .probe_report import ProbeLeak, ProbeReport
-from .report import RowNames, difference, dtype_name, magnitude, rows_moved
+from .report import RowNames, difference, dtype_name, magnitude, rows_moved, spans_of
 
 Run = Callable[[Any, torch.Tensor, Packing], Any]
 Replacement = Callable[[torch.Tensor, int], torch.Tensor]
@@ -100,8 +100,8 @@ def probe(
             step()
             noise = rows_moved(forward(row, packing), base)[0].max().item()
             step()
-            if not base.isfinite().all():
-                problems.append("the logits are not finite")
+            if base.isnan().any():
+                problems.append("the logits hold NaN")
             error, relative = _alone(forward, tokens, base, step)
             found = _Influence(len(lengths))
             if noise == 0:
@@ -233,7 +233,7 @@ def _leaks(
     gradient = torch.zeros_like(moved) if reach.size is None else reach.size
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b and (moved[a, b] > 0 or gradient[a, b] > 0)]
     pairs.sort(key=lambda pair: (-moved[pair].item(), -gradient[pair].item()))
-    names = RowNames([document.numel() for document in tokens])
+    names = RowNames(spans_of(document.numel() for document in tokens))
     leaks = []
     for position, (source, document) in enumerate(pairs):
         size, row = moved[source, document].item(), int(found.row[source, document])
@@ -368,9 +368,8 @@ def _find_embedding(model: Any) -> torch.nn.Module | None:
 def _quiet(model: Any, device: torch.device) -> Iterator[None]:
     """Eval mode and torch's random state, both as they were afterwards."""
     modes = [(module, module.training) for module in model.modules()] if isinstance(model, torch.nn.Module) else []
-    accelerator = device.type if device.type != "cpu" else "cuda"
-    devices = [device] if device.type != "cpu" else []
-    with torch.random.fork_rng(devices=devices, device_type=accelerator):
+    devices = [device] if device.type in ("cuda", "xpu") else []
+    with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
         try:
             if modes:
                 model.eval()

@@ -34,7 +34,7 @@ class ProbeLeak:
     text: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ProbeReport(Report):
     """What probe found, for N documents in one row.
 

@@ -37,29 +37,40 @@ class Report:
         if not self.passed:
             raise LeakError(self)
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __bool__(self) -> bool:
         # `if report:` and `assert report` read like questions about the verdict; a dataclass would always say True.
         return self.passed
 
 
+Spans = tuple[tuple[int, int], ...]  # of each document: its first row, and one past its last
+
+
+def spans_of(lengths: Iterable[int]) -> Spans:
+    """Documents of these lengths, one after the other."""
+    spans, start = [], 0
+    for length in lengths:
+        spans.append((start, start + length))
+        start += length
+    return tuple(spans)
+
+
 class RowNames:
     """Names rows of the token axis by document: "document 2, token 3 (row 11)"; rows in no document are padding.
 
-    lengths: tokens of each document, in the order of the rows. word: what a row is called in the parentheses.
+    word: what a row is called in the parentheses.
     """
 
-    def __init__(self, lengths: Sequence[int], word: str = "row") -> None:
+    def __init__(self, documents: Spans, word: str = "row") -> None:
         self.word = word
-        self.lengths = tuple(lengths)
-        self.starts: list[int] = []
-        self.document: list[int] = []
-        for number, length in enumerate(lengths):
-            self.starts.append(len(self.document))
-            self.document += [number] * length
+        self.starts = [start for start, _ in documents]
+        self.document = {row: number for number, span in enumerate(documents) for row in range(*span)}
 
     def document_of(self, row: int) -> int:
         """Number of the row's document, -1 for padding."""
-        return self.document[row] if row < len(self.document) else -1
+        return self.document.get(row, -1)
 
     def __call__(self, row: int) -> str:
         document = self.document_of(row)
@@ -73,6 +84,8 @@ def difference(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 
     A finite value that became NaN, or the reverse, counts as infinite.
     """
+    if new.device.type == "mps":  # which has no float64
+        new, old = new.cpu(), old.cpu()
     same = (new == old) | (new.isnan() & old.isnan())
     moved = (new.double() - old.double()).abs_().nan_to_num_(nan=math.inf, posinf=math.inf)
     return moved.masked_fill_(same, 0.0)
@@ -84,12 +97,12 @@ def rows_moved(new: torch.Tensor, old: torch.Tensor) -> tuple[torch.Tensor, torc
     A block of rows at a time: the logits of a large vocabulary are too much to hold several times in float64.
     """
     block = max(1, 2**22 // max(1, new.shape[-1]))
-    sizes, counts = [new.new_zeros(0, dtype=torch.float64)], [new.new_zeros(0, dtype=torch.int64)]
+    sizes, counts = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0, dtype=torch.int64)]
     for part, before in zip(new.split(block), old.split(block), strict=True):
         moved = difference(part, before)
-        sizes.append(moved.amax(-1))
-        counts.append((moved != 0).sum(-1))
-    return torch.cat(sizes).cpu(), torch.cat(counts).cpu()
+        sizes.append(moved.amax(-1).cpu())
+        counts.append((moved != 0).sum(-1).cpu())
+    return torch.cat(sizes), torch.cat(counts)
 
 
 def magnitude(value: float) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..packing import Packing
-from .report import difference, dtype_name, magnitude
+from .report import Spans, difference, dtype_name, magnitude, plural, spans_of
 
 AttentionFunction = Callable[..., Any]
 
@@ -20,8 +20,8 @@ AttentionFunction = Callable[..., Any]
 class Setup:
     """The inputs of the check, on its device."""
 
-    lengths: tuple[int, ...]
-    lengths_k: tuple[int, ...]
+    documents: Spans
+    documents_k: Spans
     packing: Packing
     packing_k: Packing | None
     q: Tensor
@@ -37,8 +37,8 @@ class Setup:
 
 
 def make_setup(
-    lengths: Sequence[int],
-    lengths_k: Sequence[int] | None,
+    lengths: Sequence[int] | Packing,
+    lengths_k: Sequence[int] | Packing | None,
     tail: int,
     heads: tuple[int, int],
     head_dim: int,
@@ -48,17 +48,16 @@ def make_setup(
     scale: float | None,
     seed: int,
 ) -> Setup:
-    lengths = tuple(int(length) for length in lengths)
-    keys = lengths if lengths_k is None else tuple(int(length) for length in lengths_k)
-    if any(length < 0 for length in (*lengths, *keys)) or tail < 0:
-        raise ValueError(f"lengths, lengths_k and tail must not be negative, got {lengths}, {keys}, {tail}")
-    if len(keys) != len(lengths):
-        raise ValueError(f"lengths_k must have as many documents as lengths, {len(lengths)}, got {len(keys)}")
-    filled_q = [n for n, length in enumerate(lengths) if length]
-    filled_k = [n for n, length in enumerate(keys) if length]
+    packing, documents = _pack("lengths", lengths, tail, device)
+    packing_k, documents_k = (None, documents) if lengths_k is None else _pack("lengths_k", lengths_k, tail, device)
+    if len(documents_k) != len(documents):
+        raise ValueError(f"lengths_k must have as many documents as lengths, {len(documents)}, got {len(documents_k)}")
+    filled_q = [n for n, (start, end) in enumerate(documents) if start < end]
+    filled_k = [n for n, (start, end) in enumerate(documents_k) if start < end]
     if not any(a != b for a in filled_q for b in filled_k):
         raise ValueError(
-            f"lengths must hold two documents between which something could leak, got {lengths} queries and {keys} keys"
+            "lengths must hold two documents between which something could leak, got tokens in "
+            f"{plural(len(filled_q), 'document')} of queries and {len(filled_k)} of keys"
         )
     heads_q, heads_k = heads
     if heads_k < 1 or heads_q < 1 or heads_q % heads_k:
@@ -66,7 +65,7 @@ def make_setup(
     if not dtype.is_floating_point:
         raise TypeError(f"dtype must be a floating-point dtype, got {dtype_name(dtype)}")
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
-    total_q, total_k = sum(lengths) + tail, sum(keys) + tail
+    total_q, total_k = packing.total, (packing if packing_k is None else packing_k).total
     scale = 1 / math.sqrt(head_dim) if scale is None else float(scale)
     generator = torch.Generator().manual_seed(seed)
 
@@ -88,21 +87,30 @@ def make_setup(
         return x.to(device=device, dtype=dtype)
 
     return Setup(
-        lengths=lengths,
-        lengths_k=keys,
-        packing=Packing.from_lengths(lengths, total=total_q, device=device),
-        packing_k=None if lengths_k is None else Packing.from_lengths(keys, total=total_k, device=device),
+        documents=documents,
+        documents_k=documents_k,
+        packing=packing,
+        packing_k=packing_k,
         q=place(q),
         k=place(k),
         v=place(v),
         dout=place(draw(total_q, heads_q, head_dim_v)),
-        dlse=draw(heads_q, total_q).to(device=device),
+        dlse=draw(heads_q, total_q).to(device=device, dtype=torch.float32),
         scale=scale,
         other_q=place(other_q),
         other_k=place(other_k),
         other_v=place(other_v),
         other_dout=place(draw(total_q, heads_q, head_dim_v)),
     )
+
+
+def _pack(name: str, lengths: Sequence[int] | Packing, tail: int, device: torch.device | str) -> tuple[Packing, Spans]:
+    if isinstance(lengths, Packing):
+        return lengths.to(device), tuple((rows.start, rows.stop) for rows in lengths.documents())
+    counts = [int(length) for length in lengths]
+    if min(counts, default=0) < 0 or tail < 0:
+        raise ValueError(f"{name} and tail must not be negative, got {counts} and {tail}")
+    return Packing.from_lengths(counts, total=sum(counts) + tail, device=device), spans_of(counts)
 
 
 class Subject:
@@ -140,10 +148,12 @@ class Subject:
         if not isinstance(out, Tensor):
             return [f"fn must return out or (out, lse), got {type(out).__name__}"]
         if tuple(out.shape) != wanted:
-            tail = s.q.shape[0] - sum(s.lengths)
+            padding = wanted[0] - s.documents[-1][1]
             hint = ""
-            if tail and out.shape[:1] == (wanted[0] - tail,):
-                hint = f": the {tail} rows after the last document are missing (tail=0 for a function without padding)"
+            if padding and out.shape[:1] == (wanted[0] - padding,):
+                hint = (
+                    f": the {padding} rows after the last document are missing (tail=0 for a function without padding)"
+                )
             return [f"out must be [Tq, Hq, Dv] = {list(wanted)}, got {list(out.shape)}{hint}"]
         problems = []
         if out.dtype != s.q.dtype:
