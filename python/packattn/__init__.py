@@ -3,6 +3,7 @@
 from . import ops as _ops  # noqa: F401  (registers torch.ops.packattn before anything can be traced)
 from . import verify
 from ._version import __version__
+from .dropins import flash_attn_varlen_func, varlen_attn
 from .functional import attention, dense_mask
 from .labels import mask_labels
 from .metadata import (
@@ -24,9 +25,11 @@ __all__ = [
     "cu_seqlens_from_position_ids",
     "cu_seqlens_from_segment_ids",
     "dense_mask",
+    "flash_attn_varlen_func",
     "mask_labels",
     "pack",
     "position_ids_from_cu_seqlens",
     "segment_ids_from_cu_seqlens",
+    "varlen_attn",
     "verify",
 ]

@@ -397,7 +397,10 @@ def test_peft(hf: Any) -> None:
             torch.testing.assert_close(packed[n], p.grad, rtol=1e-3, atol=1e-3 * float(p.grad.abs().max()))
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "qwen3", "gpt_oss"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", ["mistral", *(pytest.param(n, marks=SLOW) for n in ("llama", "gemma2", "qwen3", "gpt_oss"))])
 def test_compiled_in_one_graph(hf: Any, name: str) -> None:
     """No breaks, and no new graph when the documents change."""
     torch._dynamo.reset()
@@ -420,6 +423,7 @@ def test_compiled_in_one_graph(hf: Any, name: str) -> None:
     assert len(graphs) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "mistral", "modernbert"])
 def test_compiled_with_padding(hf: Any, name: str) -> None:
     torch._dynamo.reset()
@@ -434,6 +438,7 @@ def test_compiled_with_padding(hf: Any, name: str) -> None:
     torch.testing.assert_close(got, want, **TOLERANCE)
 
 
+@pytest.mark.slow
 def test_compiled_training_step(hf: Any) -> None:
     torch._dynamo.reset()
     row, pos = torch.cat(documents(LENGTHS))[None], positions(LENGTHS)[None]
