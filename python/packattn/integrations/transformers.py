@@ -469,13 +469,13 @@ def _warn(ranges: Ranges, documents: Documents, caching: bool) -> None:
         _library.warn_once(
             "transformers: all-ones mask",
             f"packattn: the batch is packed ({source}), but an attention_mask of ones only came with it, which says that "
-            f"every row is one document. {source} is followed and nothing leaks; other implementations follow the mask "
-            "and leak. Leave attention_mask out.",
+            "every row is one document. The documents are kept apart; other implementations follow the mask and leak. Leave "
+            "attention_mask out.",
         )
     if caching:
         _library.warn_once(
             "transformers: cache",
-            f"packattn: the batch is packed ({source}), but use_cache is on. {source} is followed and nothing leaks; sdpa "
-            "and eager stop looking at position_ids with a cache and leak, and decoding cannot go on from a packed cache. "
-            "Pass use_cache=False.",
+            f"packattn: the batch is packed ({source}), but use_cache is on. The documents are kept apart; sdpa and eager "
+            "stop looking at position_ids with a cache and leak, and decoding cannot go on from a packed cache. Pass "
+            "use_cache=False.",
         )
