@@ -5,6 +5,7 @@ Everything a training loop prepares once per batch (packings, masks, padded copi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -16,8 +17,6 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import packattn
 from configurations import Configuration
-
-MM_SIZE = 2048
 
 
 @dataclass
@@ -129,10 +128,22 @@ def build(name: str, configuration: Configuration, inputs: Inputs) -> Implementa
     return Implementation(name, leaves, to_own(inputs.dout), function, to_packed, to_own, has_backward)
 
 
-def matrix_product(dtype: str) -> Callable[[], Tensor]:
-    """torch.mm of two square matrices: what a dense product reaches on this machine, the limit for attention."""
-    a, b = (torch.randn(MM_SIZE, MM_SIZE).to(getattr(torch, dtype)) for _ in range(2))
-    return lambda: torch.mm(a, b)
+def matrix_product(dtype: str) -> tuple[Callable[[], Tensor], float]:
+    """(torch.mm of two square matrices, its flops): what a dense product reaches here, the limit for attention."""
+    size = _mm_size(dtype)
+    a, b = (torch.randn(size, size).to(getattr(torch, dtype)) for _ in range(2))
+    return lambda: torch.mm(a, b), 2.0 * size**3
+
+
+@cache
+def _mm_size(dtype: str) -> int:
+    """2048, or 512 where torch has no fast product for the dtype (bfloat16 without AVX-512: minutes at 2048)."""
+    a, b = (torch.randn(256, 256).to(getattr(torch, dtype)) for _ in range(2))
+    torch.mm(a, b)
+    start = time.perf_counter()
+    torch.mm(a, b)
+    slow = 2.0 * 256**3 / (time.perf_counter() - start) < 2e9
+    return 512 if slow else 2048
 
 
 @cache

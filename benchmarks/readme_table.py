@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Rewrites README's benchmark table from the rows bench_attention.py wrote.
+"""Rewrites what README quotes from runs: the benchmark table, and the end of what `packattn demo` prints.
 
     python benchmarks/readme_table.py benchmarks/results/cpu.json
+    packattn demo | tee demo.log; python benchmarks/readme_table.py --demo demo.log
 
-The table stands between `<!-- benchmark-table -->` and `<!-- /benchmark-table -->`.
+Each stands between a pair of comments, `<!-- benchmark-table -->` and `<!-- /benchmark-table -->` for example.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from configurations import CASES, DTYPES
 from report import Row, grouped, ratio
 
 ROOT = Path(__file__).resolve().parent.parent
-OPENING, CLOSING = "<!-- benchmark-table -->", "<!-- /benchmark-table -->"
 TOKENS, HEADS, HEAD_DIM = 4096, "8/8", 64
 COLUMNS = [
     # direction, peer; None is packattn's own time
@@ -63,18 +63,34 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def demo_output(printed: str) -> str:
+    """The demo's output from its timings on, in a fence."""
+    at = printed.find("\n4. ")
+    if at < 0:
+        raise SystemExit("the file does not hold the whole output of `packattn demo`")
+    return f"```text\n{printed[at:].strip()}\n```"
+
+
+def replace_block(text: str, name: str, block: str) -> str:
+    opening, closing = f"<!-- {name} -->", f"<!-- /{name} -->"
+    if text.count(opening) != 1 or text.count(closing) != 1:
+        raise SystemExit(f"the document must hold {opening} and {closing} once each")
+    before, rest = text.split(opening)
+    return f"{before}{opening}\n{block}\n{closing}{rest.split(closing)[1]}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, nargs="?", help="rows of bench_attention.py")
+    parser.add_argument("--demo", type=Path, help="what packattn demo printed")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     options = parser.parse_args()
-    text = options.readme.read_text()
-    if text.count(OPENING) != 1 or text.count(CLOSING) != 1:
-        raise SystemExit(f"{options.readme.name} must hold {OPENING} and {CLOSING} once each")
-    before, rest = text.split(OPENING)
-    _, after = rest.split(CLOSING)
-    new = table(json.loads(options.results.read_text()))
-    options.readme.write_text(f"{before}{OPENING}\n{new}\n{CLOSING}{after}")
+    text = options.readme.read_text(encoding="utf-8")
+    if options.results:
+        text = replace_block(text, "benchmark-table", table(json.loads(options.results.read_text())))
+    if options.demo:
+        text = replace_block(text, "demo-output", demo_output(options.demo.read_text(encoding="utf-8")))
+    options.readme.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

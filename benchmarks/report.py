@@ -102,8 +102,8 @@ def bar_table(rows: list[Row]) -> str:
                         body.append(f"  {label:52}" + "".join(f"{cell:>15}" for cell in cells))
         if body:
             lines += [f"{tokens} tokens, heads {heads}", head, *body, ""]
-    met, of = counts[True]
-    lines.append(f"{met} of {of} bars met (4096 tokens, heads 8/8)")
+    if counts[True][1]:
+        lines.append(f"{counts[True][0]} of {counts[True][1]} bars met (4096 tokens, heads 8/8)")
     if counts[False][1]:
         lines.append(f"{counts[False][0]} of {counts[False][1]} of the same numbers reached in the other rows")
     return "\n".join(lines)

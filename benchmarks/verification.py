@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 
 import torch
@@ -66,17 +67,26 @@ def expected(configuration: Configuration, inputs: Inputs) -> Expected:
     return Expected(rows, heads_q, heads_kv, out, gradients, dout)
 
 
-def error_of(implementation: Implementation, want: Expected, *, backward: bool) -> float:
-    """Largest |got - want| / max|want| over the output and, if asked, the gradients; inf when anything is NaN."""
+def verify(implementation: Implementation, want: Expected, *, backward: bool) -> tuple[float, dict[str, float]]:
+    """(error, seconds of the call for each direction).
+
+    The error is the largest |got - want| / max|want| over the output and, if asked, the gradients; inf when anything is
+    NaN. The seconds are those of a first call, good enough to decide how many samples there will be.
+    """
     heads = (want.heads_q, want.heads_kv, want.heads_kv)
-    pairs = [(implementation.forward(), want.out, want.heads_q)]
+    start = time.perf_counter()
+    out = implementation.forward()
+    seconds = {"forward": time.perf_counter() - start}
+    pairs = [(out, want.out, want.heads_q)]
     if backward:
         timed_dout, implementation.dout = implementation.dout, implementation.to_own(want.dout)
+        start = time.perf_counter()
         implementation.forward_backward()
+        seconds["forward_backward"] = time.perf_counter() - start
         implementation.dout = timed_dout
         pairs += [(leaf.grad, g, h) for leaf, g, h in zip(implementation.leaves, want.gradients, heads, strict=True)]
     worst = 0.0
     for got, right, chosen in pairs:
         error = (implementation.to_packed(got)[: want.rows, chosen].double() - right).abs().max() / right.abs().max()
         worst = max(worst, math.inf if error.isnan() else error.item())
-    return worst
+    return worst, seconds

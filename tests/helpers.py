@@ -32,7 +32,7 @@ class Inputs:
     dlse: torch.Tensor  # [Hq, Tq] float32
 
     def to(self, dtype: torch.dtype) -> Inputs:
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        wide = accumulator(dtype)
         return Inputs(
             self.q.to(dtype),
             self.k.to(dtype),
@@ -45,6 +45,10 @@ class Inputs:
     def clone(self) -> Inputs:
         """Own memory, the same strides where they can be kept."""
         return Inputs(*(None if t is None else relaid(t) for t in (getattr(self, f.name) for f in fields(self))))
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def relaid(t: torch.Tensor) -> torch.Tensor:
@@ -198,13 +202,15 @@ def dense(case: Case, x: Inputs) -> dict[str, torch.Tensor]:
 def magnitudes(case: Case, x: Inputs) -> dict[str, torch.Tensor]:
     """The oracle's sums with every term taken absolutely: what rounding errors are proportional to.
 
-    out = P v; dv = P^T dout; dS = P (dout v^T - sum(dout out) + dlse); dq = scale dS k; dk = scale dS^T q. An error of
-    eps in a score is a relative error of eps times the score's own sum in P.
+    out = P v; dv = P^T dout; dS = P (dout v^T - sum(dout out) + dlse); dq = scale dS k; dk = scale dS^T q. P is
+    exp(S - lse), so a rounding of S (by its own sum of absolute terms) or of lse is a relative error of P.
+    sum(dout out) is taken over the stored out: D roundings of half a unit in the last place, which add up as a norm does.
     """
     q, k, v, dout = (t.to(torch.float64).abs() for t in (x.q, x.k, x.v, x.dout))
     dlse = x.dlse.to(torch.float64).abs()
     ratio = case.heads[0] // case.heads[1]
     scale = 1 / math.sqrt(q.shape[-1]) if case.scale is None else case.scale
+    stored = torch.finfo(x.q.dtype).eps / (4 * torch.finfo(accumulator(x.q.dtype)).eps)
     result = {name: torch.zeros_like(t) for name, t in (("out", dout), ("dq", q), ("dk", k), ("dv", v))}
     result["lse"] = torch.zeros_like(dlse).t().contiguous()
     result["dsinks"] = torch.zeros(case.heads[0], dtype=torch.float64)
@@ -216,20 +222,22 @@ def magnitudes(case: Case, x: Inputs) -> dict[str, torch.Tensor]:
             s = torch.cat([s, x.sinks.double()[None, :, None, None].expand(*s.shape[:3], 1)], dim=-1)
         p = torch.softmax(s, dim=-1)
         size = (torch.einsum("nahd,nbhd->nhab", q[rows], kk) * abs(scale)).masked_fill(~visible, 0).amax(-1, keepdim=True)
-        sink, p = p[..., vv.shape[1] :], p[..., : vv.shape[1]] * (1 + size)
+        size = size + torch.logsumexp(s, dim=-1, keepdim=True).abs()
+        sink, p = p[..., vv.shape[1] :], p[..., : vv.shape[1]]
         out = torch.einsum("nhab,nbhd->nahd", p, vv)
-        result["out"].index_put_((rows,), out)
+        rounded = stored * (dout[rows] * out).norm(dim=-1).transpose(1, 2)[..., None]
+        result["out"].index_put_((rows,), torch.einsum("nhab,nbhd->nahd", p * (1 + size), vv))
         result["lse"].index_put_((rows,), 1 + size.squeeze(-1).transpose(1, 2))
         delta = (dout[rows] * out).sum(-1).transpose(1, 2)[..., None] + dlse.t()[rows].transpose(1, 2)[..., None]
-        ds = p * (torch.einsum("nahd,nbhd->nhab", dout[rows], vv) + delta)
+        ds = p * ((1 + size) * (torch.einsum("nahd,nbhd->nhab", dout[rows], vv) + delta) + rounded)
         result["dq"].index_put_((rows,), abs(scale) * torch.einsum("nhab,nbhd->nahd", ds, kk))
         shape = (*keys.shape, case.heads[1], ratio, -1)
         dk = abs(scale) * torch.einsum("nhab,nahd->nbhd", ds, q[rows])
-        dv = torch.einsum("nhab,nahd->nbhd", p, dout[rows])
+        dv = torch.einsum("nhab,nahd->nbhd", p * (1 + size), dout[rows])
         result["dk"].index_put_((keys,), dk.reshape(shape).sum(3))
         result["dv"].index_put_((keys,), dv.reshape(shape).sum(3))
         if x.sinks is not None:
-            result["dsinks"] += ((sink * (1 + size)) * delta).sum((0, 2, 3))
+            result["dsinks"] += (sink * ((1 + size) * delta + rounded)).sum((0, 2, 3))
     result["lse"] = result["lse"].t()
     return result
 
@@ -280,7 +288,7 @@ class Oracle:
             got, exact, plain = (torch.where(torch.isneginf(t), 0, t.double()) for t in (got, exact, plain))
             got = torch.where(same, got, math.nan)
         error = per_document(self.case, name, got.double() - exact)
-        wide = torch.float64 if self.x.q.dtype == torch.float64 else torch.float32
+        wide = accumulator(self.x.q.dtype)
         own = wide if name in ("lse", "dsinks") else self.x.q.dtype
         bound = 2 * per_document(self.case, name, torch.nan_to_num(plain - exact, nan=0.0))
         bound += torch.finfo(own).eps * per_document(self.case, name, exact)

@@ -64,7 +64,9 @@ def test_strides_of_inputs_change_no_bit(layout: str, dtype: torch.dtype, native
 
 
 @pytest.mark.parametrize("dtype", (FLOAT32, BFLOAT16), ids=id_of)
-@pytest.mark.parametrize("layout", ("interleaved", "transposed", "sliced", "strided_dim", "expanded_rows", "expanded_heads"))
+@pytest.mark.parametrize(
+    "layout", ("interleaved", "transposed", "sliced", "strided_dim", "expanded_rows", "expanded_heads")
+)
 @pytest.mark.parametrize("name", ("layout_contiguous", "reported_tail_of_two_rows", "short_documents"))
 def test_strides_of_dout_change_no_bit(name: str, layout: str, dtype: torch.dtype, native: None) -> None:
     case = BY_NAME[name]
@@ -238,6 +240,10 @@ REFUSALS = {
     "q_2d": ({"q": torch.zeros(6, 64)}, r"\bq|query"),
     "k_4d": ({"k": torch.zeros(1, 6, 2, 16)}, r"\bk\b|key"),
     "v_2d": ({"v": torch.zeros(6, 32)}, r"\bv\b|value"),
+    "q_no_tensor": ({"q": [1.0]}, r"q must be 3-D .* got list"),
+    "k_missing": ({"k": None}, r"k must be 3-D .* got NoneType"),
+    "v_missing": ({"v": None}, r"v must be 3-D .* got NoneType"),
+    "causal_missing": ({"causal": None}, r"causal must be True or False"),
     "head_dim_of_k": ({"k": torch.zeros(6, 2, 8)}, r"8"),
     "heads_of_v": ({"v": torch.zeros(6, 4, 16)}, r"\bv\b|value"),
     "heads_do_not_divide": ({"q": torch.zeros(6, 5, 16)}, r"5.*2|multiple"),
@@ -260,7 +266,8 @@ REFUSALS = {
     "chunk_negative": ({"chunk_size": -1}, r"chunk_size"),
     "prefix_of_other_count": ({"prefix_lengths": torch.tensor([1, 2, 3])}, r"prefix_lengths"),
     "prefix_float": ({"prefix_lengths": torch.tensor([1.0, 2.0])}, r"prefix_lengths"),
-    "prefix_negative": ({"prefix_lengths": torch.tensor([1, -2])}, r"prefix_lengths"),
+    "prefix_negative": ({"prefix_lengths": torch.tensor([1, -2])}, r"prefix_lengths\[1\] = -2"),
+    "prefix_device": ({"prefix_lengths": torch.tensor([1, 2], device=META)}, r"prefix_lengths must be on cpu"),
     "softcap_negative": ({"softcap": -1.0}, r"softcap"),
     "softcap_nan": ({"softcap": math.nan}, r"softcap"),
     "scale_nan": ({"scale": math.nan}, r"scale"),
@@ -300,6 +307,19 @@ def test_double_backward_says_so() -> None:
         with pytest.raises(RuntimeError, match="packattn|differentiat"):
             (grad,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
             grad.square().sum().backward()
+
+
+@pytest.mark.parametrize("name", ("q", "k", "v", "sinks"))
+def test_forward_mode_says_so(name: str) -> None:
+    """torch.func.jvp would give a derivative of 0, without a word."""
+    x = inputs(BY_NAME["sinks"], FLOAT32)
+    tensors = {"q": x.q, "k": x.k, "v": x.v, "sinks": x.sinks}
+
+    def function(t: torch.Tensor) -> torch.Tensor:
+        return packattn.attention(packing=BY_NAME["sinks"].packing(), **(tensors | {name: t}))
+
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        torch.func.jvp(function, (tensors[name],), (torch.ones_like(tensors[name]),))
 
 
 def test_no_grad_and_inference_mode() -> None:

@@ -283,5 +283,7 @@ def test_the_same_library_runs_under_other_versions_of_torch(requirement, tmp_pa
         subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
         python = tmp_path / "venv" / "bin" / "python"
         subprocess.run([python, "-m", "pip", "install", "--quiet", requirement, "numpy", "tqdm"], check=True)
-    installed = Path(packattn.__file__).parent.parent
+    # A copy, as torch may lie beside the original.
+    installed = tmp_path / "installed"
+    shutil.copytree(Path(packattn.__file__).parent, installed / "packattn")
     assert re.match(r"torch 2\.13\." if requirement == "torch==2.13.0" else r"torch 2\.", run_ops(python, installed))

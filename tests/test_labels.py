@@ -135,6 +135,7 @@ def test_mean_loss_of_a_packed_batch_is_that_of_the_documents_alone(shifted):
         (torch.zeros(1, 1, 5, dtype=torch.long), {}, ValueError, r"must be \[T\] or \[B, S\]"),
         (torch.zeros(5, dtype=torch.long, device="meta"), {}, ValueError, "labels are on meta, but packing is on cpu"),
         (torch.zeros(5, dtype=torch.int16), {"ignore_index": -(2**20)}, ValueError, "ignore_index must fit"),
+        (torch.zeros(5, dtype=torch.long), {"ignore_index": -100.0}, TypeError, "ignore_index must be an integer"),
     ],
 )
 def test_refusals(labels, options, error, words):

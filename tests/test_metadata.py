@@ -15,6 +15,7 @@ from packattn import reference
 
 ops = torch.ops.packattn
 INTEGERS = (torch.int32, torch.int64)
+INT64_MAX = 2**63 - 1
 integer = pytest.mark.parametrize("dtype", INTEGERS, ids=id_of)
 SMALL = [case for case in CASES if case.total_q * case.total_k <= 1200 * 1200 and not case.slow]
 
@@ -150,8 +151,11 @@ def test_bad_rule_and_bad_lengths() -> None:
         packattn.cu_seqlens_from_lengths(torch.tensor([2**31 - 1, 1]))
     with pytest.raises((ValueError, RuntimeError), match="lengths.*float"):
         packattn.cu_seqlens_from_lengths(torch.tensor([3.0]))
-    with pytest.raises(TypeError, match="lengths"):
-        packattn.cu_seqlens_from_lengths([1.5])
+    for lengths in ([1.5], [True], [[1, 2], [3]], "12", 3):
+        with pytest.raises(TypeError, match="lengths"):
+            packattn.cu_seqlens_from_lengths(lengths)
+    with pytest.raises(ValueError, match="cu_seqlens must be a tensor, got list"):
+        packattn.Packing.from_cu_seqlens([0, 3, 5])
 
 
 @pytest.mark.parametrize("name", BAD_CU_SEQLENS)
@@ -255,7 +259,8 @@ def test_compiled_and_reference_agree_on_anything(name: str, native: None) -> No
         elif name == "key_ranges":
             begin = ints(n, 0, 9)
             args = (begin, begin + ints(n, 0, 9)) + tuple(rng.choice((None, ints(n, -3, 20))) for _ in range(2))
-            args += (rng.random() < 0.5, rng.randint(-1, 5), rng.randint(-1, 5), rng.choice((0, 1, 2, 5)))
+            windows = (rng.choice((-1, 0, 1, 2, 3, 5, INT64_MAX)) for _ in range(2))
+            args += (rng.random() < 0.5, *windows, rng.choice((0, 1, 2, 5, INT64_MAX)))
         else:
             begin = ints(n, 0, 9).sort().values
             args = (begin, (begin + ints(n, -1, 6)).cummax(0).values if n else begin, 20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import pickle
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_packing_of_the_table(case: Case) -> None:
 def test_from_position_ids(name: str, dtype: torch.dtype) -> None:
     ids, keywords, cu = POSITION_CASES[name]
     t = torch.tensor(ids, dtype=dtype)
-    assert_packing(Packing.from_position_ids(t, **keywords), list(zip(cu, cu[1:], strict=False)), t.numel())
+    assert_packing(Packing.from_position_ids(t, **keywords), list(itertools.pairwise(cu)), t.numel())
 
 
 @pytest.mark.parametrize("dtype", (torch.int32, torch.int64), ids=id_of)
@@ -78,7 +79,9 @@ def test_from_segment_ids_with_padding_and_capacity() -> None:
     ids = torch.tensor([[1, 0, 1, 0, 2], [0, 3, 0, 0, 0]])
     p = Packing.from_segment_ids(ids, pad_id=0, max_segments=4)
     assert_packing(p, [(0, 1), (2, 3), (4, 5), (6, 7)], 10)
-    assert_packing(Packing.from_segment_ids(ids, pad_id=0, max_segments=6), [*[(0, 1), (2, 3), (4, 5), (6, 7)], (7, 7), (7, 7)], 10)
+    assert_packing(
+        Packing.from_segment_ids(ids, pad_id=0, max_segments=6), [*[(0, 1), (2, 3), (4, 5), (6, 7)], (7, 7), (7, 7)], 10
+    )
 
 
 def test_from_attention_mask() -> None:
@@ -88,13 +91,20 @@ def test_from_attention_mask() -> None:
         assert_packing(Packing.from_attention_mask(torch.tensor(rows, dtype=dtype)), expected, 12)
     ids = torch.tensor([[1, 1, 2, 2, 2, 0], [1, 2, 3, 3, 0, 0]])
     assert_packing(Packing.from_attention_mask(ids), [(0, 2), (2, 5), (6, 7), (7, 8), (8, 10)], 12)
-    with pytest.raises((TypeError, ValueError), match="attention_mask"):
-        Packing.from_attention_mask(torch.ones(2, 3))
+    for wrong in (torch.ones(2, 3), [1, 1]):
+        with pytest.raises((TypeError, ValueError), match="attention_mask"):
+            Packing.from_attention_mask(wrong)
 
 
 @pytest.mark.parametrize(
     "lengths",
-    ([3, 0, 2], (3, 0, 2), torch.tensor([3, 0, 2]), torch.tensor([3, 0, 2], dtype=torch.int32), list(np.array([3, 0, 2]))),
+    (
+        [3, 0, 2],
+        (3, 0, 2),
+        torch.tensor([3, 0, 2]),
+        torch.tensor([3, 0, 2], dtype=torch.int32),
+        list(np.array([3, 0, 2])),
+    ),
     ids=("list", "tuple", "int64", "int32", "numpy_integers"),
 )
 def test_from_lengths(lengths: Any) -> None:
@@ -108,6 +118,36 @@ def test_from_cu_seqlens(dtype: torch.dtype) -> None:
     assert_packing(Packing.from_cu_seqlens(cu), [(0, 3), (3, 3), (3, 5)], 5)
     assert_packing(Packing.from_cu_seqlens(cu, 9), [(0, 3), (3, 3), (3, 5)], 9)
     assert_packing(Packing.from_cu_seqlens(torch.tensor([0], dtype=dtype), 2), [], 2)
+
+
+def test_the_callers_cu_seqlens_stay_the_callers() -> None:
+    """A buffer of offsets that the caller fills anew must not change a packing made from it."""
+    cu = torch.tensor([0, 3, 5], dtype=torch.int32)
+    p = Packing.from_cu_seqlens(cu, 5)
+    cu[1] = 1
+    assert_packing(p, [(0, 3), (3, 5)], 5)
+
+
+def test_lengths_for_another_device_are_looked_at_here() -> None:
+    """Nothing is read back from the device, and wrong values are refused before they get there."""
+    p = Packing.from_lengths([3, 2], device="meta")
+    assert p.total == 5 and p.num_documents == 2 and p.begin.device.type == "meta"
+    with pytest.raises(ValueError, match="total = 4"):
+        Packing.from_lengths([3, 2], total=4, device="meta")
+
+
+def test_attention_reads_nothing_back() -> None:
+    """Meta tensors have no values, so whoever looked at one would raise: what a GPU would have to be waited for."""
+    p = Packing.from_lengths([3, 2], total=6).to("meta")
+    q = torch.empty(6, 2, 8, device="meta", requires_grad=True)
+    prefix = torch.empty(2, dtype=torch.int64, device="meta")
+    for options in ({}, {"packing_k": p, "window_size": (2, 0)}, {"prefix_lengths": prefix}, {"chunk_size": 2}):
+        out = packattn.attention(q, q, q, p, **options)
+        out.sum().backward()
+        assert out.shape == q.shape and q.grad.shape == q.shape
+    ids = torch.empty(6, dtype=torch.int64, device="meta")
+    for made in (Packing.from_segment_ids(ids, 0, max_segments=3), Packing.from_position_ids(ids, max_segments=3)):
+        assert made.total == 6 and made.num_documents == 3 and made.position_ids.shape == (6,)
 
 
 def test_constructors_agree() -> None:
@@ -228,6 +268,20 @@ def test_validate_finds_a_wrong_field(name: str) -> None:
         dataclasses.replace(p, **{name: wrong}).validate()
 
 
+@pytest.mark.parametrize("cu", ([0, 3, 9], [0, 1, 3, 5, 9], [0, 3, 5], [0, 4, 5, 9], [0, 3, 5, 10]), ids=str)
+def test_validate_finds_offsets_of_other_documents(cu: list[int]) -> None:
+    """Sound offsets by themselves, but not those of the documents."""
+    p = Packing.from_lengths([3, 2, 4], total=10)
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        dataclasses.replace(p, cu_seqlens=torch.tensor(cu, dtype=torch.int32)).validate()
+
+
+def test_validate_finds_a_wrong_size() -> None:
+    p = Packing.from_lengths([3, 2, 4], total=10)
+    with pytest.raises(ValueError, match=r"end must be \[total\] = \[10\]"):
+        dataclasses.replace(p, end=p.end[:-1]).validate()
+
+
 # ------------------------------------------------------------------------------------------------- masks to look at
 
 
@@ -238,11 +292,23 @@ def test_key_ranges_default_is_causal() -> None:
 
 def test_dense_mask_by_hand() -> None:
     p = Packing.from_lengths([2, 3], total=6)
-    causal = [[1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0], [0] * 6]
+    causal = [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [0, 0, 1, 0, 0, 0],
+        [0, 0, 1, 1, 0, 0],
+        [0, 0, 1, 1, 1, 0],
+        [0] * 6,
+    ]
     got = packattn.dense_mask(p)
     assert got.dtype == torch.bool and got.int().tolist() == causal
     both = packattn.dense_mask(p, causal=False)
     assert both.int().tolist() == [[1, 1, 0, 0, 0, 0]] * 2 + [[0, 0, 1, 1, 1, 0]] * 3 + [[0] * 6]
+
+
+def test_dense_mask_wants_a_packing() -> None:
+    with pytest.raises(TypeError, match="dense_mask: packing must be a packattn.Packing"):
+        packattn.dense_mask(torch.tensor([0, 3]))
 
 
 def test_packing_k_of_itself_is_the_same_mask() -> None:

@@ -128,6 +128,28 @@ def peak_memory(lengths: str) -> dict[str, int]:
     return {"above": status("VmHWM") - before - results, "q": q.nbytes, "results": results}
 
 
+def memory_after_many_calls() -> dict[str, int]:
+    """Resident bytes after the calls of one round, and after twenty more rounds."""
+    from cases import BFLOAT16, FLOAT32, SUBSET
+    from helpers import inputs, run
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    prepared = [(case, inputs(case, dtype)) for case in SUBSET for dtype in (FLOAT32, BFLOAT16)]
+
+    def round_() -> None:
+        for case, x in prepared:
+            run(case, x)
+
+    for _ in range(3):
+        round_()
+    early = resident()
+    for _ in range(20):
+        round_()
+    return {"early": early, "later": resident()}
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(HERE))
     torch.set_num_threads(2)

@@ -18,12 +18,12 @@ struct TensorView {
 };
 
 struct AttentionForwardParams {
-  int64_t total_q = 0;     // Tq, query rows
-  int64_t total_k = 0;     // Tk, keys
-  int32_t heads_q = 0;     // Hq
-  int32_t heads_k = 0;     // Hkv; Hq % Hkv == 0, query head h reads key head h / (Hq / Hkv)
-  int32_t head_dim = 0;    // D, of query and key
-  int32_t head_dim_v = 0;  // Dv, of value and out
+  int64_t total_q = 0;           // Tq, query rows
+  int64_t total_k = 0;           // Tk, keys
+  int32_t heads_q = 0;           // Hq
+  int32_t heads_k = 0;           // Hkv; Hq % Hkv == 0, query head h reads key head h / (Hq / Hkv)
+  int32_t head_dim = 0;          // D, of query and key
+  int32_t head_dim_v = 0;        // Dv, of value and out
   DType dtype = DType::float32;  // of query, key, value, out and their gradients
   float scale = 1.f;             // score = scale * <q, k>; any finite value
   float softcap = 0.f;           // > 0: score = softcap * tanh(score / softcap)
@@ -40,12 +40,12 @@ struct AttentionForwardParams {
 };
 
 struct AttentionBackwardParams : AttentionForwardParams {
-  TensorView dout;                // [Tq, Hq, Dv]
-  const float* dlse = nullptr;    // [Hq, Tq], gradient of lse; may be nullptr (zero)
-  TensorView dquery;              // [Tq, Hq, D]
-  TensorView dkey;                // [Tk, Hkv, D]
-  TensorView dvalue;              // [Tk, Hkv, Dv]
-  float* dsinks = nullptr;        // [Hq]; nullptr iff sinks is
+  TensorView dout;              // [Tq, Hq, Dv]
+  const float* dlse = nullptr;  // [Hq, Tq], gradient of lse; may be nullptr (zero)
+  TensorView dquery;            // [Tq, Hq, D]
+  TensorView dkey;              // [Tk, Hkv, D]
+  TensorView dvalue;            // [Tk, Hkv, Dv]
+  float* dsinks = nullptr;      // [Hq]; nullptr iff sinks is
 };
 
 // How a kernel gets its threads: run(workers, body, context) calls body(context, w) once for each w in

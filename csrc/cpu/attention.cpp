@@ -226,8 +226,8 @@ void attention_backward(const AttentionBackwardParams& p, const Executor& execut
 
   if (p.sinks) {
     for_each(executor, std::min<int>(workers, p.heads_q), p.heads_q, [&](int, int64_t h) {
-      p.dsinks[h] = static_cast<float>(k.sink_gradient(context, plan.runs.data(),
-                                                       static_cast<int64_t>(plan.runs.size()), static_cast<int>(h)));
+      p.dsinks[h] = static_cast<float>(
+          k.sink_gradient(context, plan.runs.data(), static_cast<int64_t>(plan.runs.size()), static_cast<int>(h)));
     });
   }
 }

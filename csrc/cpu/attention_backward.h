@@ -10,15 +10,15 @@
 namespace packattn::cpu::PACKATTN_ISA {
 
 struct BackwardScratch {
-  float *Q, *dO;           // [D/NR], [Dv/NR] panels of block rows
-  float *P, *dS;           // [block][LDS]
-  float *minus_lse;        // [block]
-  float *lo, *hi;          // [block] key range relative to the tile
-  float *dQ;               // [block][Dp] for 16-bit types and segments of one tile
-  float *Kt, *Vt, *K;      // the key tile: cols, cols, rows
-  float *dK, *dV;          // its gradients: rows
-  Group* groups;           // [block]
-  int32_t* keys;           // [tile][4] key groups: first key, keys, first row, last row + 1
+  float *Q, *dO;       // [D/NR], [Dv/NR] panels of block rows
+  float *P, *dS;       // [block][LDS]
+  float* minus_lse;    // [block]
+  float *lo, *hi;      // [block] key range relative to the tile
+  float* dQ;           // [block][Dp] for 16-bit types and segments of one tile
+  float *Kt, *Vt, *K;  // the key tile: cols, cols, rows
+  float *dK, *dV;      // its gradients: rows
+  Group* groups;       // [block]
+  int32_t* keys;       // [tile][4] key groups: first key, keys, first row, last row + 1
   size_t floats;
 
   BackwardScratch(const AttentionForwardParams& p, float* base) {

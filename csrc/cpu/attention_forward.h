@@ -8,12 +8,12 @@
 namespace packattn::cpu::PACKATTN_ISA {
 
 constexpr float kInf = __builtin_inff();
-constexpr int kMaxTile = 128;        // key_tile() is at most this
-constexpr int LDS = kMaxTile + NR;   // row stride of a score block; the padding keeps columns off one cache set
+constexpr int kMaxTile = 128;       // key_tile() is at most this
+constexpr int LDS = kMaxTile + NR;  // row stride of a score block; the padding keeps columns off one cache set
 
 struct ForwardScratch {
   float *Q, *O;          // [D/NR] panels per row group; [Dv/NR] panels of `cap` rows
-  float *S;              // [cap][LDS] scores, then probabilities
+  float* S;              // [cap][LDS] scores, then probabilities
   float *row_max, *sum;  // [cap][VW] per lane
   float *top, *alpha;    // [cap] running maximum, factor for what O holds so far
   float *lo, *hi;        // [cap] key range relative to the tile

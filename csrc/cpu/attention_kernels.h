@@ -67,8 +67,7 @@ struct Kernels {
   void (*delta)(const BackwardContext&, int32_t r0, int32_t r1);
   // The tiles of one item and kv head. accumulator: float [G, rows, Dp] for dquery, of the segment's rows from the
   // first to the last, for 16-bit types and segments of several tiles.
-  void (*backward)(const BackwardContext&, const Item&, int32_t kv_head, float* accumulator, Next next,
-                   float* scratch);
+  void (*backward)(const BackwardContext&, const Item&, int32_t kv_head, float* accumulator, Next next, float* scratch);
   // sum over the runs' rows of -exp(sink - lse) * delta for one query head
   double (*sink_gradient)(const BackwardContext&, const Run* runs, int64_t count, int32_t head);
 };

@@ -82,8 +82,8 @@ void make_grabs(Schedule& schedule, Cost cost) {
 Plan make_plan(const AttentionForwardParams& p) {
   check_sizes(p);
   Plan plan;
-  int64_t last = -1;       // the last row that sees something
-  int64_t last_key = 0;    // end of the keys seen so far
+  int64_t last = -1;     // the last row that sees something
+  int64_t last_key = 0;  // end of the keys seen so far
   for (int64_t i = 0; i < p.total_q; i++) {
     const int64_t begin = p.key_begin[i], end = p.key_end[i];
     if (begin >= end) continue;

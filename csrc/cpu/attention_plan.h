@@ -14,9 +14,9 @@ struct Range {
 struct Plan {
   std::vector<Segment> segments;
   std::vector<Run> runs;
-  std::vector<int64_t> pairs;       // of each segment: (row, key) pairs that see each other
-  std::vector<Range> empty_rows;    // rows that see nothing: their results are filled in
-  std::vector<Range> unseen_keys;   // keys that nobody sees: their gradients are zeros
+  std::vector<int64_t> pairs;      // of each segment: (row, key) pairs that see each other
+  std::vector<Range> empty_rows;   // rows that see nothing: their results are filled in
+  std::vector<Range> unseen_keys;  // keys that nobody sees: their gradients are zeros
 };
 
 // Checks sizes, strides, dtype and key ranges; throws std::invalid_argument. Divides the rows.

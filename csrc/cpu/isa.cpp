@@ -2,6 +2,9 @@
 
 #include <cstdlib>
 #include <stdexcept>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 namespace packattn::cpu {
 
@@ -9,7 +12,9 @@ std::vector<std::string> available_isas() {
   std::vector<std::string> names;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  unsigned eax, ebx, ecx = 0, edx;  // f16c by hand: not every clang has a name for it
+  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  const bool avx2 = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     names.push_back("avx512");

@@ -34,9 +34,7 @@ PACKATTN_INLINE vf vabs(vf x) { return _mm256_andnot_ps(vset(-0.f), x); }
 PACKATTN_INLINE vf vcopysign(vf magnitude, vf sign) {
   return _mm256_or_ps(_mm256_andnot_ps(vset(-0.f), magnitude), _mm256_and_ps(vset(-0.f), sign));
 }
-PACKATTN_INLINE vf vshift_left_23(vf x) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 23));
-}
+PACKATTN_INLINE vf vshift_left_23(vf x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 23)); }
 PACKATTN_INLINE void vsplit(vf x, vf& exponent, vf& mantissa) {
   const __m256i bits = _mm256_castps_si256(x);
   exponent = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(bits, 23), _mm256_set1_epi32(127)));

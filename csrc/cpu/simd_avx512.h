@@ -36,9 +36,7 @@ PACKATTN_INLINE vf vabs(vf x) { return _mm512_andnot_ps(vset(-0.f), x); }
 PACKATTN_INLINE vf vcopysign(vf magnitude, vf sign) {
   return _mm512_or_ps(_mm512_andnot_ps(vset(-0.f), magnitude), _mm512_and_ps(vset(-0.f), sign));
 }
-PACKATTN_INLINE vf vshift_left_23(vf x) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 23));
-}
+PACKATTN_INLINE vf vshift_left_23(vf x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 23)); }
 PACKATTN_INLINE void vsplit(vf x, vf& exponent, vf& mantissa) {
   const __m512i bits = _mm512_castps_si512(x);
   exponent = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_srli_epi32(bits, 23), _mm512_set1_epi32(127)));
@@ -60,9 +58,7 @@ PACKATTN_INLINE float vhsum(vf x) {
 
 PACKATTN_INLINE vf vload(const float* p) { return _mm512_loadu_ps(p); }
 PACKATTN_INLINE void vstore(float* p, vf x) { _mm512_storeu_ps(p, x); }
-PACKATTN_INLINE vf from_bf16(__m256i x) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
-}
+PACKATTN_INLINE vf from_bf16(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 PACKATTN_INLINE __m256i to_bf16(vf x) {
   const __m512i u = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));

@@ -123,14 +123,21 @@ PACKATTN_INLINE void vstore_half(T* p, vf x) {
   vstore(p, x);
 }
 
+#if defined(__clang__)
+#define PACKATTN_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else  // GCC has that only from 12 on
+#define PACKATTN_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, vi{__VA_ARGS__})
+#endif
+
 // VW x VW transpose: lane j of r[i] and lane i of r[j] change places
 PACKATTN_INLINE void vtranspose(vf r[4]) {
-  const vf a = __builtin_shuffle(r[0], r[1], vi{0, 4, 1, 5}), b = __builtin_shuffle(r[0], r[1], vi{2, 6, 3, 7});
-  const vf c = __builtin_shuffle(r[2], r[3], vi{0, 4, 1, 5}), d = __builtin_shuffle(r[2], r[3], vi{2, 6, 3, 7});
-  r[0] = __builtin_shuffle(a, c, vi{0, 1, 4, 5});
-  r[1] = __builtin_shuffle(a, c, vi{2, 3, 6, 7});
-  r[2] = __builtin_shuffle(b, d, vi{0, 1, 4, 5});
-  r[3] = __builtin_shuffle(b, d, vi{2, 3, 6, 7});
+  const vf a = PACKATTN_SHUFFLE(r[0], r[1], 0, 4, 1, 5), b = PACKATTN_SHUFFLE(r[0], r[1], 2, 6, 3, 7);
+  const vf c = PACKATTN_SHUFFLE(r[2], r[3], 0, 4, 1, 5), d = PACKATTN_SHUFFLE(r[2], r[3], 2, 6, 3, 7);
+  r[0] = PACKATTN_SHUFFLE(a, c, 0, 1, 4, 5);
+  r[1] = PACKATTN_SHUFFLE(a, c, 2, 3, 6, 7);
+  r[2] = PACKATTN_SHUFFLE(b, d, 0, 1, 4, 5);
+  r[3] = PACKATTN_SHUFFLE(b, d, 2, 3, 6, 7);
 }
+#undef PACKATTN_SHUFFLE
 
 }  // namespace packattn::cpu::PACKATTN_ISA

@@ -21,5 +21,5 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   # -Wno-*uninitialized: GCC 12 warns inside its own AVX-512 header (GCC bug 105593).
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/attention_avx512.cpp
                               PROPERTIES COMPILE_OPTIONS
-                              "${_packattn_kernel_options};-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx2;-mfma;-mf16c;-Wno-uninitialized;-Wno-maybe-uninitialized")
+                              "${_packattn_kernel_options};-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx2;-mfma;-mf16c;-Wno-uninitialized;$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>")
 endif()

@@ -96,22 +96,14 @@ void call_reference(const char* op, const char* reference, StableIValue* stack) 
 }
 
 // The tensor itself if a kernel can read it: only the last dimension must be contiguous.
-Tensor readable(const Tensor& tensor) {
-  return tensor.stride(2) == 1 ? tensor : torch::stable::contiguous(tensor);
-}
+Tensor readable(const Tensor& tensor) { return tensor.stride(2) == 1 ? tensor : torch::stable::contiguous(tensor); }
 
-TensorView view(const Tensor& tensor, void* data) {
-  return TensorView{data, tensor.stride(0), tensor.stride(1)};
-}
+TensorView view(const Tensor& tensor, void* data) { return TensorView{data, tensor.stride(0), tensor.stride(1)}; }
 
 // Kernels only read through the views of inputs; the struct has no second, const kind of view.
-TensorView input_view(const Tensor& tensor) {
-  return view(tensor, const_cast<void*>(tensor.const_data_ptr()));
-}
+TensorView input_view(const Tensor& tensor) { return view(tensor, const_cast<void*>(tensor.const_data_ptr())); }
 
-TensorView output_view(const Tensor& tensor) {
-  return view(tensor, tensor.mutable_data_ptr());
-}
+TensorView output_view(const Tensor& tensor) { return view(tensor, tensor.mutable_data_ptr()); }
 
 std::optional<Tensor> as_float32(const std::optional<Tensor>& tensor) {
   if (!tensor) return std::nullopt;

@@ -44,28 +44,17 @@ void named(const char* op, const Body& body) {
 // Torch's Python name of a dtype.
 inline const char* dtype_name(ScalarType dtype) {
   switch (dtype) {
-    case ScalarType::Float:
-      return "float32";
-    case ScalarType::Double:
-      return "float64";
-    case ScalarType::Half:
-      return "float16";
-    case ScalarType::BFloat16:
-      return "bfloat16";
-    case ScalarType::Int:
-      return "int32";
-    case ScalarType::Long:
-      return "int64";
-    case ScalarType::Short:
-      return "int16";
-    case ScalarType::Char:
-      return "int8";
-    case ScalarType::Byte:
-      return "uint8";
-    case ScalarType::Bool:
-      return "bool";
-    default:
-      return torch::headeronly::toString(dtype);
+    case ScalarType::Float: return "float32";
+    case ScalarType::Double: return "float64";
+    case ScalarType::Half: return "float16";
+    case ScalarType::BFloat16: return "bfloat16";
+    case ScalarType::Int: return "int32";
+    case ScalarType::Long: return "int64";
+    case ScalarType::Short: return "int16";
+    case ScalarType::Char: return "int8";
+    case ScalarType::Byte: return "uint8";
+    case ScalarType::Bool: return "bool";
+    default: return torch::headeronly::toString(dtype);
   }
 }
 

@@ -7,6 +7,7 @@ on other devices they are checked under ``PACKATTN_VALIDATE=1`` (it waits for th
 from __future__ import annotations
 
 import os
+import reprlib
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ def readable(x: Tensor) -> bool:
 def describe(x: object) -> str:
     if isinstance(x, Tensor):
         return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)} on {x.device}"
-    return f"{type(x).__name__} {x!r}"
+    return f"{type(x).__name__} {reprlib.repr(x)}"
 
 
 def _want(ok: bool, op: str, name: str, wanted: str, came: object) -> None:
@@ -41,6 +42,7 @@ def _want(ok: bool, op: str, name: str, wanted: str, came: object) -> None:
 
 
 def integers(op: str, name: str, x: Tensor) -> None:
+    _want(isinstance(x, Tensor), op, name, "a tensor", x)
     _want(x.dtype in (torch.int32, torch.int64), op, name, "int32 or int64", x)
 
 

@@ -6,6 +6,7 @@ from typing import Literal, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import checks
 from .packing import Packing, expect
@@ -83,13 +84,22 @@ def attention(
 
     Raises:
         ValueError: an argument of the wrong shape, dtype, device or value; the message names it.
+        NotImplementedError: forward-mode derivatives (``torch.func.jvp``), which torch would otherwise take for 0.
     """
     expect(packing, "attention: packing")
     if packing_k is not None:
         expect(packing_k, "attention: packing_k")
-    if q.dim() != 3:
-        raise ValueError(
-            f"attention: q must be 3-D [T, heads, head_dim] (flatten batch and tokens), got {checks.describe(q)}"
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor) or x.dim() != 3:
+            raise ValueError(
+                f"attention: {name} must be 3-D [T, heads, head_dim] (flatten batch and tokens), got {checks.describe(x)}"
+            )
+    if not torch.compiler.is_compiling() and any(
+        x is not None and forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v, sinks)
+    ):
+        raise NotImplementedError(
+            "attention: no forward-mode derivative (torch.func.jvp, torch.autograd.forward_ad); use backward, or plain "
+            "PyTorch attention where forward mode is needed"
         )
     other = packing if packing_k is None else packing_k
     for name, x, where, p in (
@@ -120,6 +130,7 @@ def dense_mask(
     prefix_lengths: Tensor | None = None,
 ) -> Tensor:
     """The mask as bool [T, Tk], True where the row sees the key: to look at, or for attention that takes dense masks."""
+    expect(packing, "dense_mask: packing")
     key_begin, key_end = packing.key_ranges(
         packing_k, causal=causal, window_size=window_size, chunk_size=chunk_size, prefix_lengths=prefix_lengths
     )

@@ -27,7 +27,7 @@ def mask_labels(labels: Tensor, packing: Packing, shifted: bool = False, ignore_
         A new tensor of the labels' shape and dtype.
 
     Raises:
-        TypeError: labels are no integers, or packing is no Packing.
+        TypeError: labels or ignore_index are no integers, or packing is no Packing.
         ValueError: labels of another number of tokens or on another device, or an ignore_index their dtype cannot hold.
     """
     if not isinstance(packing, Packing):
@@ -41,6 +41,8 @@ def mask_labels(labels: Tensor, packing: Packing, shifted: bool = False, ignore_
         )
     if labels.device != packing.device:
         raise ValueError(f"mask_labels: labels are on {labels.device}, but packing is on {packing.device}")
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):  # a float would make the labels float
+        raise TypeError(f"mask_labels: ignore_index must be an integer, got {checks.describe(ignore_index)}")
     limits = torch.iinfo(labels.dtype)
     if not limits.min <= ignore_index <= limits.max:
         raise ValueError(f"mask_labels: ignore_index must fit {labels.dtype}, got {ignore_index}")

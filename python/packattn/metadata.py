@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -24,12 +25,13 @@ def cu_seqlens_from_lengths(lengths: Sequence[int] | Tensor) -> Tensor:
         TypeError: lengths that are not integers.
     """
     if not isinstance(lengths, Tensor):
-        values = list(lengths)
-        if any(not isinstance(n, int) or isinstance(n, bool) for n in values):
-            try:
-                values = [n.__index__() for n in values]
-            except AttributeError:
-                raise TypeError(f"cu_seqlens_from_lengths: lengths must be integers, got {lengths!r}") from None
+        try:
+            if any(isinstance(n, bool) for n in lengths):
+                raise TypeError
+            values = [operator.index(n) for n in lengths]
+        except TypeError:
+            came = checks.describe(lengths)
+            raise TypeError(f"cu_seqlens_from_lengths: lengths must be integers, got {came}") from None
         lengths = torch.tensor(values, dtype=torch.int64)
     cu_seqlens: Tensor = torch.ops.packattn.cu_seqlens_from_lengths(lengths)
     return cu_seqlens

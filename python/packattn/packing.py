@@ -54,7 +54,11 @@ class Packing:
     ) -> Packing:
         """From the documents' lengths in order (zeros allowed). Rows past their sum, up to ``total``, are padding."""
         cu = cu_seqlens_from_lengths(lengths)
-        return cls.from_cu_seqlens(cu if device is None else cu.to(device), total)
+        if device is not None:  # look at the values before they move, where it does not wait for a device
+            checks.cu_seqlens("from_lengths", cu, total)
+            total = int(cu[-1]) if total is None else total
+            cu = cu.to(device)
+        return cls.from_cu_seqlens(cu, total)
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: Tensor, total: int | None = None) -> Packing:
@@ -66,7 +70,8 @@ class Packing:
         """
         checks.cu_seqlens("from_cu_seqlens", cu_seqlens, total)
         total = int(cu_seqlens[-1]) if total is None else total
-        cu = cu_seqlens.to(_INT32)
+        # A copy: what the caller writes into its own tensor later must not move documents.
+        cu = cu_seqlens.to(_INT32, copy=True)
         return cls._from_documents(cu, cu[:-1], cu[1:], total)
 
     @classmethod
@@ -108,7 +113,7 @@ class Packing:
     def from_attention_mask(cls, attention_mask: Tensor, max_segments: int | None = None) -> Packing:
         """From a padding mask [B, S] or [S]: 0 or False is padding, and documents are told apart by their value
         (ones for one document a row, or the ids 1, 2, ... of packed rows)."""
-        if attention_mask.dtype not in (torch.bool, torch.int32, torch.int64):
+        if not isinstance(attention_mask, Tensor) or attention_mask.dtype not in (torch.bool, torch.int32, torch.int64):
             raise TypeError(
                 "from_attention_mask: attention_mask must be bool, int32 or int64 (1 = token, 0 = padding), got "
                 + checks.describe(attention_mask)
@@ -168,6 +173,8 @@ class Packing:
             prefix_lengths: integer [N], how many first tokens of each document every token of it sees (prefix-LM).
         """
         left, right = _window(window_size)
+        if not isinstance(causal, bool):  # None would pass for False, and show the future
+            raise TypeError(f"key_ranges: causal must be True or False, got {checks.describe(causal)}")
         begin, end, diagonal = self.begin, self.end, None
         if packing_k is not None and packing_k is not self:
             expect(packing_k, "packing_k")
@@ -182,8 +189,16 @@ class Packing:
                     + checks.describe(prefix_lengths)
                 )
             checks.integers("key_ranges", "prefix_lengths", prefix_lengths)
+            if prefix_lengths.device != self.device:
+                raise ValueError(
+                    f"key_ranges: prefix_lengths must be on {self.device} like the packing, got "
+                    + checks.describe(prefix_lengths)
+                )
             if checks.readable(prefix_lengths) and bool((prefix_lengths < 0).any()):
-                raise ValueError(f"key_ranges: prefix_lengths must not be negative, got {prefix_lengths.tolist()}")
+                n = int((prefix_lengths < 0).nonzero()[0])
+                raise ValueError(
+                    f"key_ranges: prefix_lengths must not be negative, got prefix_lengths[{n}] = {int(prefix_lengths[n])}"
+                )
             # one more slot, for the tokens of no document
             padded = torch.nn.functional.pad(prefix_lengths.long(), (0, 1))
             prefix_end = (begin + padded[self.segment_ids.long()].clamp(0, checks.INT32_MAX)).clamp(
@@ -213,11 +228,20 @@ class Packing:
         )
         for name, want in (("begin", begin), ("end", end), ("segment_ids", segment_ids)):
             got = getattr(here, name)
+            if got.shape != want.shape:
+                raise ValueError(f"validate: {name} must be [total] = [{self.total}], got {checks.describe(got)}")
             if not torch.equal(got, want):
                 t = int((got != want).nonzero()[0])
                 raise ValueError(
                     f"validate: {name} must follow from starts and ends, want {int(want[t])} at token {t}, got {int(got[t])}"
                 )
+        # cu_seqlens says the same a second time: the same tokens must begin a document or a run of padding.
+        apart = torch.ops.packattn.position_ids_from_cu_seqlens(here.cu_seqlens, self.total) != here.position_ids
+        if bool(apart.any()):
+            t = int(apart.nonzero()[0])
+            raise ValueError(
+                f"validate: cu_seqlens must follow from starts and ends, got entries that begin elsewhere near token {t}"
+            )
         return self
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Packing:
@@ -271,3 +295,6 @@ pytree.register_pytree_node(
     serialized_type_name="packattn.Packing",
     flatten_with_keys_fn=lambda p: ([(pytree.GetAttrKey(f.name), getattr(p, f.name)) for f in fields(p)], None),
 )
+
+# torch.export.load and torch.load(weights_only=True) take it: it holds tensors and nothing else.
+torch.serialization.add_safe_globals([Packing])

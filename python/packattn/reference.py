@@ -16,6 +16,7 @@ from . import checks
 
 _ROWS = 256  # query rows per block: bounds the score matrix, decides nothing else
 _NONE = torch.iinfo(torch.int64).max
+_BEYOND_ANY_ROW = 2**33  # larger than any difference of two int32 values: sums with it stay in 64 bits
 
 
 # ---- attention -------------------------------------------------------------------------------------------------
@@ -292,6 +293,7 @@ def key_ranges(
 ) -> tuple[Tensor, Tensor]:
     """The keys [key_begin, key_end) that each row sees, int32 [T]: the document cut by the pattern."""
     checks.pattern("key_ranges", begin, end, diagonal, prefix_end, window_left, window_right, chunk_size)
+    window_left, window_right, chunk_size = (min(n, _BEYOND_ANY_ROW) for n in (window_left, window_right, chunk_size))
     lo, hi = begin.long(), end.long()
     first, last = lo, hi
     p = torch.arange(lo.numel(), device=lo.device) if diagonal is None else diagonal.long()

@@ -72,7 +72,7 @@ def choose_row(rows: Sequence[Sequence[Tensor]], documents: int) -> list[Tensor]
 def prove(model: demo_model.Decoder, documents: Sequence[Tensor], seed: int) -> list[Proof]:
     """packattn.verify.probe of the model in each variant, on the same documents in one row."""
     proofs = []
-    with Progress(len(variants()), "variant", lines=1) as progress:
+    with Progress(len(variants()), "variant", lines=0) as progress:
         for variant in variants():
             report = verify.probe(
                 model, documents, run=variant.run, embedding=model.embedding, seed=seed, locate=int(variant.leaks)
@@ -91,6 +91,11 @@ def judge(proofs: Sequence[Proof]) -> tuple[bool, str]:
         report = proof.report
         if proof.variant.leaks or report.passed:
             continue
+        if not report.deterministic:
+            return (
+                False,
+                "Two runs of the model with packattn on the same input differ; nothing can be said about leaks.",
+            )
         if report.leak != 0:
             return False, f"packattn LEAKS: replacing a document moved another one's logits by {report.leak:.3g}."
         if report.gradient_leak:

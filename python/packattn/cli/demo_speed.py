@@ -89,7 +89,7 @@ def measure(model: demo_model.Decoder, rows: demo_data.PackedRows, *, repeats: i
     ]
     seconds: dict[str, list[float]] = {name: [] for name, _, _ in steps}
     losses: dict[str, float] = {}
-    with Progress((repeats + 1) * len(steps), "run", lines=1) as progress:
+    with Progress((repeats + 1) * len(steps), "run", lines=0) as progress:
         for repeat in range(repeats + 1):
             for name, _, step in steps:
                 model.zero_grad(set_to_none=True)

@@ -6,20 +6,24 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from tqdm import tqdm
-
 if TYPE_CHECKING:
+    from tqdm import tqdm
     from typing_extensions import Self
 
 
 class Progress:
-    """Counts `total` steps. `advance(text)` reports one, with a short text such as the loss."""
+    """Counts `total` steps. `advance(text)` reports one, with a short text such as the loss.
+
+    lines: about how many of the steps are printed as lines that stay; 0 for none, only the bar.
+    """
 
     def __init__(self, total: int, label: str, lines: int = 5) -> None:
         self.total, self.label, self.done = total, label, 0
-        self._every = max(1, -(-total // lines))
+        self._every = max(1, -(-total // lines)) if lines else 0
         self._bar: tqdm[NoReturn] | None = None
         if sys.stderr.isatty():
+            from tqdm import tqdm  # here: `packattn info` is to run in a broken environment too
+
             self._bar = tqdm(total=total, desc=f"  {label}", file=sys.stderr, dynamic_ncols=True, leave=False)
 
     def advance(self, text: str = "") -> None:
@@ -27,6 +31,8 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update()
+        if not self._every:
+            return
         if self.done == 1 or self.done == self.total or self.done % self._every == 0:
             width = len(str(self.total))
             self._write(f"  {self.label} {self.done:>{width}}/{self.total}  {text}".rstrip())
