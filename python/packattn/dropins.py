@@ -150,7 +150,9 @@ def varlen_attn(
     """
     _refuse("varlen_attn", seqused_k=seqused_k, block_table=block_table)
     if cu_seq_k is None:
-        raise ValueError("varlen_attn: cu_seq_k must be offsets [N + 1], got None (torch needs none for paged keys only)")
+        raise ValueError(
+            "varlen_attn: cu_seq_k must be offsets [N + 1], got None (torch needs none for paged keys only)"
+        )
     if not enable_gqa and query.dim() == key.dim() == 3 and query.shape[1] != key.shape[1]:
         raise ValueError(
             f"varlen_attn: query and key must have the same number of heads unless enable_gqa=True, got "

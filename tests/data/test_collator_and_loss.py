@@ -29,7 +29,9 @@ def test_batch() -> None:
 
 @pytest.mark.parametrize("tail", ["own", "zeros", "drop"])
 def test_tails(tail: str) -> None:
-    batch = PackedCollator(pad_token_id=1, pad_to_multiple_of=4, tail=tail)([{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}])
+    batch = PackedCollator(pad_token_id=1, pad_to_multiple_of=4, tail=tail)(
+        [{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}]
+    )
     assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 9, 1, 1, 1]]
     assert batch["labels"][0, 5:].tolist() == [-100] * 3
     want = {
@@ -118,7 +120,10 @@ def test_accumulation_is_one_batch(average: Any) -> None:
 
 
 def test_nothing_trained() -> None:
-    for labels, packing in ((torch.full((3,), -100), packattn.Packing.from_lengths([3])), (torch.zeros(0).long(), packattn.Packing.from_lengths([]))):
+    for labels, packing in (
+        (torch.full((3,), -100), packattn.Packing.from_lengths([3])),
+        (torch.zeros(0).long(), packattn.Packing.from_lengths([])),
+    ):
         for average in ("token", "document", "pair"):
             assert loss_weights(labels, packing, average).sum() == 0
             assert count_units(labels, packing, average) == 0

@@ -10,7 +10,7 @@ import pytest
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 
-from packattn.data import pack_dataset  # noqa: E402
+from packattn.data import pack_dataset
 
 EXAMPLES = {
     "input_ids": [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10], [11]],

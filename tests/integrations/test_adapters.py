@@ -47,7 +47,9 @@ class TestTorchtitan:
         flat = want(*(x.flatten(0, 1) for x in (q, k, v)), spans=[(0, 3), (3, 6), (6, 9)], window_size=(1, 0))
         torch.testing.assert_close(module(q, k, v, attention_masks=masks).flatten(0, 1), flat)
         seen = []
-        module(q, k, v, attention_masks=masks, out_transform=lambda out, lse: seen.append((out.shape, lse.shape)) or out)
+        module(
+            q, k, v, attention_masks=masks, out_transform=lambda out, lse: seen.append((out.shape, lse.shape)) or out
+        )
         assert seen == [((9, 4, 8), (4, 9))]
 
     def test_other_masks_are_refused(self) -> None:
@@ -124,7 +126,9 @@ class TestMegatron:
 
     @staticmethod
     def params(**changes: Any) -> SimpleNamespace:
-        return SimpleNamespace(**{"qkv_format": "thd", "cu_seqlens_q": offsets(), "cu_seqlens_kv": offsets(), **changes})
+        return SimpleNamespace(
+            **{"qkv_format": "thd", "cu_seqlens_q": offsets(), "cu_seqlens_kv": offsets(), **changes}
+        )
 
     def test_thd(self) -> None:
         q, k, v = qkv(9)

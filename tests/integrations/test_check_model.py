@@ -150,7 +150,9 @@ def test_smollm2(smol: Any) -> None:
 def test_smollm2_generates_as_sdpa(smol: Any, hf: Any) -> None:
     file = smollm2()
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, padding_side="left")
-    batch = tokenizer(["The capital of France is", "Once upon a time, in a small village by the sea, there"], padding=True)
+    batch = tokenizer(
+        ["The capital of France is", "Once upon a time, in a small village by the sea, there"], padding=True
+    )
     ids, mask = (torch.tensor(batch[name]) for name in ("input_ids", "attention_mask"))
     assert (mask == 0).any()
     outputs = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ def offsets(lengths: tuple[int, ...]) -> torch.Tensor:
 
 def spans(lengths: tuple[int, ...]) -> list[tuple[int, int]]:
     ends = offsets(lengths).tolist()
-    return list(zip(ends[:-1], ends[1:], strict=True))
+    return list(itertools.pairwise(ends))
 
 
 def inputs(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -45,7 +46,9 @@ def test_flash_attn_varlen_func(causal: bool, window: tuple[int | None, int | No
     torch.testing.assert_close(lse, want_lse)
     assert probabilities is None
     got = torch.autograd.grad(out.square().sum() + lse[lse.isfinite()].sum(), (q, k, v))
-    for g, w in zip(got, torch.autograd.grad(want.square().sum() + want_lse[lse.isfinite()].sum(), (q, k, v)), strict=True):
+    for g, w in zip(
+        got, torch.autograd.grad(want.square().sum() + want_lse[lse.isfinite()].sum(), (q, k, v)), strict=True
+    ):
         torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
 
 
@@ -103,10 +106,24 @@ def test_signature_is_that_of_torch() -> None:
 
 def test_signature_is_that_of_flash_attn() -> None:
     """flash-attn 2.8; the package is not installable without a GPU."""
-    names = (
-        "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p softmax_scale causal window_size softcap "
-        "alibi_slopes deterministic return_attn_probs block_table"
-    ).split()
+    names = [
+        "q",
+        "k",
+        "v",
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "max_seqlen_q",
+        "max_seqlen_k",
+        "dropout_p",
+        "softmax_scale",
+        "causal",
+        "window_size",
+        "softcap",
+        "alibi_slopes",
+        "deterministic",
+        "return_attn_probs",
+        "block_table",
+    ]
     assert list(inspect.signature(packattn.flash_attn_varlen_func).parameters)[: len(names)] == names
 
 
@@ -146,7 +163,9 @@ def test_compiles_in_one_graph() -> None:
         return one + packattn.varlen_attn(q, k, v, cu_q, cu_k, 5, 4, enable_gqa=True)
 
     compiled = torch.compile(both, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(offsets(LENGTHS_Q), offsets(LENGTHS_K)), both(offsets(LENGTHS_Q), offsets(LENGTHS_K)))
+    torch.testing.assert_close(
+        compiled(offsets(LENGTHS_Q), offsets(LENGTHS_K)), both(offsets(LENGTHS_Q), offsets(LENGTHS_K))
+    )
 
 
 def test_as_a_hub_kernel_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:

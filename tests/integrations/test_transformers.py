@@ -108,7 +108,9 @@ def test_explicit_offsets_allow_positions_that_jump(hf: Any) -> None:
         with torch.no_grad():
             packed = model(row, position_ids=jumping, cu_seq_lens_q=cu, cu_seq_lens_k=cu, use_cache=False).logits[0]
             one = torch.tensor([0, 5], dtype=torch.int32)
-            alone = model(row[:, :5], position_ids=jumping[:, :5], cu_seq_lens_q=one, cu_seq_lens_k=one, use_cache=False)
+            alone = model(
+                row[:, :5], position_ids=jumping[:, :5], cu_seq_lens_q=one, cu_seq_lens_k=one, use_cache=False
+            )
         torch.testing.assert_close(packed[:5], alone.logits[0], **TOLERANCE)
 
 
@@ -190,7 +192,9 @@ def test_dense_document_mask(hf: Any, dtype: torch.dtype) -> None:
     q, k, v = heads(batch=2, queries=6)
     ids = torch.tensor([[1, 1, 1, 2, 2, 0], [1, 2, 2, 3, 0, 0]])
     mask = ((ids[:, :, None] == ids[:, None]) & (ids != 0)[:, None]).tril()
-    given = mask if dtype == torch.bool else torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+    given = (
+        mask if dtype == torch.bool else torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+    )
     out, _ = hf.attention(layer(), q, k, v, given[:, None])
     torch.testing.assert_close(out, dense(q, k, v, mask))
 
@@ -320,6 +324,16 @@ def test_boundaries_that_change_in_place_are_seen(hf: Any) -> None:
     assert torch.equal(again, fresh)
 
 
+def test_teacher_in_inference_mode_and_student(hf: Any) -> None:
+    """Both get the same position_ids; what was made in inference mode cannot be saved for the student's backward."""
+    row, pos = torch.cat(documents(LENGTHS))[None], positions(LENGTHS)[None]
+    teacher, student = FAMILIES["llama"].build(seed=1), FAMILIES["llama"].build()
+    with torch.inference_mode():
+        target = teacher(row, position_ids=pos, use_cache=False).logits
+    (student(row, position_ids=pos, use_cache=False).logits - target.clone()).square().sum().backward()
+    assert all(p.grad is not None for p in student.parameters())
+
+
 def test_threads_do_not_share(hf: Any) -> None:
     model = FAMILIES["llama"].build()
     row = torch.cat(documents(LENGTHS))[None]
@@ -400,7 +414,9 @@ def test_peft(hf: Any) -> None:
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", ["mistral", *(pytest.param(n, marks=SLOW) for n in ("llama", "gemma2", "qwen3", "gpt_oss"))])
+@pytest.mark.parametrize(
+    "name", ["mistral", *(pytest.param(n, marks=SLOW) for n in ("llama", "gemma2", "qwen3", "gpt_oss"))]
+)
 def test_compiled_in_one_graph(hf: Any, name: str) -> None:
     """No breaks, and no new graph when the documents change."""
     torch._dynamo.reset()

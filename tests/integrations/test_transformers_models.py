@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -48,9 +48,7 @@ def test_packed_is_alone(hf: Any, name: str) -> None:
         if p.grad is None:
             assert n not in gradients
             continue
-        torch.testing.assert_close(
-            gradients[n], p.grad, rtol=2e-4, atol=5e-6 * scale, msg=lambda m, n=n: f"{n}: {m}"
-        )
+        torch.testing.assert_close(gradients[n], p.grad, rtol=2e-4, atol=5e-6 * scale, msg=lambda m, n=n: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -80,15 +78,20 @@ def test_batch_of_packed_rows_with_a_tail(hf: Any, name: str) -> None:
             pos = torch.stack([positions(first), torch.cat([positions(second), torch.tensor(values)])])
             packed = model(torch.stack(rows), position_ids=pos, use_cache=False).logits
             torch.testing.assert_close(packed[0], torch.cat(alone[0]), **TOLERANCE, msg=lambda m, t=tail: f"{t}: {m}")
-            torch.testing.assert_close(packed[1, :10], torch.cat(alone[1]), **TOLERANCE, msg=lambda m, t=tail: f"{t}: {m}")
+            torch.testing.assert_close(
+                packed[1, :10], torch.cat(alone[1]), **TOLERANCE, msg=lambda m, t=tail: f"{t}: {m}"
+            )
 
 
 class TestReported:
     """The rows of reported bugs: a 2-layer random Llama, documents of 5 and 4 tokens, positions reset."""
 
-    WAYS: dict[str, dict[str, Any]] = {
+    WAYS: ClassVar[dict[str, dict[str, Any]]] = {
         "position_ids, default cache": {"position_ids": positions((5, 4))[None]},
-        "position_ids, all-ones mask": {"position_ids": positions((5, 4))[None], "attention_mask": torch.ones(1, 9).long()},
+        "position_ids, all-ones mask": {
+            "position_ids": positions((5, 4))[None],
+            "attention_mask": torch.ones(1, 9).long(),
+        },
         "position_ids, mask of ids": {
             "position_ids": positions((5, 4))[None],
             "attention_mask": segments((5, 4), 1)[None],
@@ -134,7 +137,9 @@ class TestReported:
         packing = packattn.Packing.from_lengths([5, 4])
         row = torch.cat(docs)[None]
         with torch.no_grad():
-            loss = model(row, labels=packattn.mask_labels(row, packing), position_ids=positions((5, 4))[None], use_cache=False).loss
+            loss = model(
+                row, labels=packattn.mask_labels(row, packing), position_ids=positions((5, 4))[None], use_cache=False
+            ).loss
             losses = [model(d[None], labels=d[None]).loss for d in docs]
             crossing = model(row, labels=row, position_ids=positions((5, 4))[None], use_cache=False).loss
         torch.testing.assert_close(loss, (losses[0] * 4 + losses[1] * 3) / 7)
@@ -158,6 +163,8 @@ def test_prepare_serves_models_that_keep_positions_to_themselves(hf: Any, name: 
             {"seq_idx": segments(LENGTHS)[None]},
             {"packing": packattn.Packing.from_lengths(LENGTHS)},
         ):
-            torch.testing.assert_close(model(row, **way).logits[0], alone, **TOLERANCE, msg=lambda m, w=way: f"{list(w)}: {m}")
+            torch.testing.assert_close(
+                model(row, **way).logits[0], alone, **TOLERANCE, msg=lambda m, w=way: f"{list(w)}: {m}"
+            )
         remove()
         assert torch.equal(model(row, position_ids=positions(LENGTHS)[None]).logits[0], unprepared)

@@ -30,7 +30,10 @@ def tokenizer() -> Any:
 
     words = {f"w{i}": i for i in range(61)}
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w3")), pad_token="w0", eos_token="w2", unk_token="w3"
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w3")),
+        pad_token="w0",
+        eos_token="w2",
+        unk_token="w3",
     )
 
 

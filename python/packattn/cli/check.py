@@ -53,7 +53,9 @@ _SMALL: dict[str, Any] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help="a folder, a GGUF file, or a name that transformers finds")
-    parser.add_argument("--random", metavar="ARCH", help="a small random model of this type instead (llama, gemma2, bert)")
+    parser.add_argument(
+        "--random", metavar="ARCH", help="a small random model of this type instead (llama, gemma2, bert)"
+    )
     parser.add_argument(
         "--attn",
         metavar="NAMES",
@@ -64,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tolerance", type=float, help="of packed against alone, relative to the largest logit")
     parser.add_argument("--seed", type=int, default=0, help="of the random model and the documents")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument("--picture", metavar="FILE", help="draw leak and verdict of every way into FILE (png, svg, pdf)")
+    parser.add_argument(
+        "--picture", metavar="FILE", help="draw leak and verdict of every way into FILE (png, svg, pdf)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     try:
         model = random_model(args.random, args.seed) if args.random else load(args.model)
-    except Exception as error:  # transformers raises many kinds for a model it cannot load
+    except Exception as error:  # noqa: BLE001  (transformers raises many kinds for a model that it cannot load)
         print(f"packattn check: {error}", file=sys.stderr)
         return 2
     model = model.to(device=args.device, dtype=getattr(torch, args.dtype))
@@ -125,7 +129,9 @@ def random_model(architecture: str, seed: int) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if architecture not in CONFIG_MAPPING:
-        raise ValueError(f"--random: ARCH must be a model type of transformers (llama, gemma2, bert, ...), got {architecture!r}")
+        raise ValueError(
+            f"--random: ARCH must be a model type of transformers (llama, gemma2, bert, ...), got {architecture!r}"
+        )
     kind = CONFIG_MAPPING[architecture]
     known = kind().to_dict()
     names = {v: k for k, v in (getattr(kind, "attribute_map", None) or {}).items()}

@@ -81,7 +81,9 @@ class PackedCollator:
         total = used
         if self.length is not None:
             if used > self.length:
-                raise ValueError(f"PackedCollator: the batch must have at most length = {self.length} tokens, got {used}")
+                raise ValueError(
+                    f"PackedCollator: the batch must have at most length = {self.length} tokens, got {used}"
+                )
             total = self.length
         if self.pad_to_multiple_of is not None:
             total += -total % self.pad_to_multiple_of

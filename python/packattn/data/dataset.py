@@ -120,7 +120,8 @@ def _gather(batch: dict[str, list[int]], source: datasets.Dataset, bins: Bins, r
         index = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths) + np.repeat(offsets + starts, lengths)
         columns.append(
             type(whole).from_arrays(
-                np.concatenate([[0], row_ends]).astype(whole.offsets.type.to_pandas_dtype()), whole.flatten().take(index)
+                np.concatenate([[0], row_ends]).astype(whole.offsets.type.to_pandas_dtype()),
+                whole.flatten().take(index),
             )
         )
     counts = np.concatenate([[0], np.cumsum([p.stop - p.start for p in parts])]).astype(np.int32)

@@ -255,9 +255,7 @@ def _next_real(real: Tensor, keys: int) -> Tensor:
     return torch.nn.functional.pad(at, (0, 1), value=keys)
 
 
-def _leave_out_padding(
-    lo: Tensor, hi: Tensor, real: Tensor, look: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def _leave_out_padding(lo: Tensor, hi: Tensor, real: Tensor, look: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Ranges over tokens only. Padding at the ends of a range is cut off; if some lies inside one, the keys are put in
     another order (tokens first), in which every range is a run again. Returned ranges are flat with an order, local
     to the batch row without."""
@@ -311,7 +309,9 @@ def _documents(
             "other mRoPE planes say where documents begin: pass cu_seq_lens_q and cu_seq_lens_k, or seq_idx"
         )
     if ids.shape[1] != queries or ids.shape[0] not in (1, batch):
-        raise ValueError(f"packattn: {name} must be [{batch} or 1, {queries}] like the queries, got {checks.describe(ids)}")
+        raise ValueError(
+            f"packattn: {name} must be [{batch} or 1, {queries}] like the queries, got {checks.describe(ids)}"
+        )
     ids = ids.long().expand(batch, queries)
     if queries == keys:
         begin, end = document_bounds(ids, step, real)
@@ -346,7 +346,8 @@ def _diagonal_of(shape: Shape, cu_q: Tensor | None, cu_k: Tensor) -> Tensor:
     checks.cu_seqlens("packattn", cu_k, shape.batch * shape.keys, "cu_seq_lens_k")
     _, _, diagonal, _ = torch.ops.packattn.document_ranges(cu_q[:-1], cu_q[1:], cu_k[:-1], cu_k[1:], total)
     base = torch.arange(shape.batch, device=cu_q.device)[:, None] * shape.keys
-    return diagonal.long().view(shape.batch, shape.queries) - base
+    local: Tensor = diagonal.long().view(shape.batch, shape.queries) - base
+    return local
 
 
 def _explicit(shape: Shape, documents: Documents) -> tuple[Tensor, Tensor, Tensor]:
@@ -371,9 +372,7 @@ def _explicit(shape: Shape, documents: Documents) -> tuple[Tensor, Tensor, Tenso
             )
         checks.cu_seqlens("packattn", cu_q, batch * queries, "cu_seq_lens_q")
         checks.cu_seqlens("packattn", cu_k, batch * keys, "cu_seq_lens_k")
-        begin, end, _, _ = torch.ops.packattn.document_ranges(
-            cu_q[:-1], cu_q[1:], cu_k[:-1], cu_k[1:], batch * queries
-        )
+        begin, end, _, _ = torch.ops.packattn.document_ranges(cu_q[:-1], cu_q[1:], cu_k[:-1], cu_k[1:], batch * queries)
     begin, end = begin.long().view(batch, queries), end.long().view(batch, queries)
     base = torch.arange(batch, device=begin.device)[:, None] * keys
     begin, end = ((x - base).clamp(0, keys) for x in (begin, end))

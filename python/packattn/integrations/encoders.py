@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..packer import pack
 from ..packing import Packing
@@ -37,7 +38,7 @@ def embed(
     Raises:
         ValueError: another attention implementation, an empty document, or one longer than the capacity or the model.
     """
-    if hf.attention is not hf.ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation):
+    if hf.attention is not ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation):
         raise ValueError(
             "embed: model must use packattn, or the documents of a row see each other; call "
             'packattn.integrations.transformers.register() and model.set_attn_implementation("packattn"), got '

@@ -50,7 +50,9 @@ class PackattnCoreAttention(torch.nn.Module):
         if pg_collection is not None:
             heads //= pg_collection.tp.size()
         if kind not in ("vanilla", "off-by-one", "learnable"):
-            raise ValueError(f'PackattnCoreAttention: softmax_type must be "vanilla", "off-by-one" or "learnable", got {kind!r}')
+            raise ValueError(
+                f'PackattnCoreAttention: softmax_type must be "vanilla", "off-by-one" or "learnable", got {kind!r}'
+            )
         offset = None if kind == "vanilla" else torch.zeros(heads, dtype=getattr(config, "params_dtype", None))
         if kind == "learnable":
             assert offset is not None
@@ -102,7 +104,8 @@ class PackattnCoreAttention(torch.nn.Module):
             documents = [(ends - 1) * size, ends * size, (ends - 1) * key.shape[0], ends * key.shape[0]]
             q, k, v = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))
             out = self._attend(q, k, v, documents, causal)
-            return out.unflatten(0, (batch, size)).transpose(0, 1).flatten(2)
+            result: Tensor = out.unflatten(0, (batch, size)).transpose(0, 1).flatten(2)
+            return result
         documents = [*_documents(packed_seq_params, "q"), *_documents(packed_seq_params, "kv")]
         return self._attend(query, key, value, documents, causal).flatten(1)
 

@@ -110,14 +110,17 @@ def use_packattn(model: torch.nn.Module, base: type[Any] | None = None) -> int:
         ValueError: the model has none, or one that context parallelism is applied to.
     """
     backend = make_backend(base)
-    kind = backend.__mro__[1]
+    kind: Any = backend.__mro__[1]
     count = 0
     for name, parent in list(model.named_modules()):
-        for child, old in list(parent.named_children()):
+        children: list[tuple[str, Any]] = list(parent.named_children())
+        for child, old in children:
             if not isinstance(old, kind) or isinstance(old, backend):
                 continue
             if getattr(old, "cp_enabled", False):
-                raise ValueError(f"use_packattn: context parallelism is applied to {name}.{child}, it cannot be replaced")
+                raise ValueError(
+                    f"use_packattn: context parallelism is applied to {name}.{child}, it cannot be replaced"
+                )
             new = backend(
                 head_dim=old.head_dim,
                 n_heads=old.n_heads,

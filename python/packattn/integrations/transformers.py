@@ -22,7 +22,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import transformers
@@ -86,7 +86,9 @@ def unregister(name: str) -> None:
     """
     function, mask_function = _replaced.get(name, (None, None))
     if function is None:
-        raise ValueError(f"unregister: name must be one that packattn replaced with register(as_name=...), got {name!r}")
+        raise ValueError(
+            f"unregister: name must be one that packattn replaced with register(as_name=...), got {name!r}"
+        )
     AttentionInterface.register(name, function)
     if mask_function is not None:
         AttentionMaskInterface.register(name, mask_function)
@@ -153,7 +155,7 @@ def prepare(model: torch.nn.Module) -> Callable[[], None]:
     return model.register_forward_pre_hook(before, with_kwargs=True).remove
 
 
-def _holds_ids(mask: Any) -> bool:
+def _holds_ids(mask: Any) -> TypeGuard[Tensor]:
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.dtype not in (torch.int32, torch.int64):
         return False
     return checks.has_values(mask) and mask.numel() > 0 and int(mask.max()) > 1
@@ -199,7 +201,8 @@ def mask(
     if not custom and not plain and not allow_is_causal_skip and q_length > 1:
         custom = _looks_ahead(neighbour(1))
     if custom:
-        dense = sdpa_mask(
+        made: Any = sdpa_mask  # its offset may be a tensor (static caches), whatever its annotation says
+        dense = made(
             batch_size=batch_size,
             q_length=q_length,
             kv_length=kv_length,
@@ -434,7 +437,8 @@ def _ranges(
         return _hf_ranges.resolve(shape, attention_mask, documents, device, look=False)
     d = documents
     sources = (attention_mask, d.packing, d.cu_q, d.cu_k, d.segment_ids, d.position_ids)
-    key = (shape, device, caching, _versions(sources))
+    # Tensors made in inference mode cannot be saved for a backward: a teacher's ranges are not the student's.
+    key = (shape, device, caching, torch.is_inference_mode_enabled(), _versions(sources))
     entries = _cache.entries
     for entry in entries:
         if entry.serves(key, sources, id(module)):

@@ -271,7 +271,7 @@ def check_model(
                     if name == "packattn":
                         remove = hf.prepare(model)
                     alone = [_logits(model(d[None], **_accepted(model, _NO_CACHE)))[0] for d in tokens]
-                except Exception as error:  # whatever a model or an implementation raises is its answer
+                except Exception as error:  # noqa: BLE001  (whatever a model raises is its answer)
                     rows += [_not_run(name, way.name, error) for way in ways]
                     done += len(ways)
                     continue
@@ -279,7 +279,7 @@ def check_model(
                     for way in ways:
                         try:
                             rows.append(_try(model, name, way, tokens, alone, limit, seed))
-                        except Exception as error:
+                        except Exception as error:  # noqa: BLE001
                             rows.append(_not_run(name, way.name, error))
                         done += 1
                         if progress is not None:
@@ -417,7 +417,8 @@ def _others(tokens: list[Tensor], document: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed + document + 1)
     old = tokens[document]
     shift = torch.randint(1, max(vocabulary.numel(), 2), (old.numel(),), generator=generator).to(old.device)
-    return vocabulary[(torch.searchsorted(vocabulary, old) + shift) % vocabulary.numel()]
+    new: Tensor = vocabulary[(torch.searchsorted(vocabulary, old) + shift) % vocabulary.numel()]
+    return new
 
 
 def _has_experts(model: Any) -> bool:

@@ -1,9 +1,9 @@
 """A pytest fixture: ``assert_no_leak(model, documents)``.
 
-    pytest_plugins = ["packattn.verify.pytest_plugin"]           # in conftest.py
+pytest_plugins = ["packattn.verify.pytest_plugin"]           # in conftest.py
 
-    def test_my_model(assert_no_leak):
-        assert_no_leak(model, [torch.tensor([1, 2, 3]), torch.tensor([4, 5])])
+def test_my_model(assert_no_leak):
+    assert_no_leak(model, [torch.tensor([1, 2, 3]), torch.tensor([4, 5])])
 """
 
 from __future__ import annotations
