@@ -144,7 +144,9 @@ def prepare(model: torch.nn.Module) -> Callable[[], None]:
             known = Packing.from_segment_ids(named.segment_ids)
         elif _holds_ids(given):
             known = Packing.from_attention_mask(given)
-            kwargs = {**kwargs, "attention_mask": (given != 0).to(given.dtype), "segment_ids": given}
+            real = given != 0
+            ones = bool(real.all())  # a mask of ones would say that every row is one document
+            kwargs = {**kwargs, "attention_mask": None if ones else real.to(given.dtype), "segment_ids": given}
         elif named.position_ids is not None and named.position_ids.dim() == 2:
             ids = Packing.from_position_ids(named.position_ids.expand(size)).segment_ids.view(size)
             return args, {**kwargs, "segment_ids": ids}
