@@ -15,7 +15,6 @@ import torch
 import packattn
 
 
-
 def pytest_configure(config: pytest.Config) -> None:
     """Cases that the compiled kernels do not serve are in the table on purpose; test_fallback.py looks at the warning."""
     config.addinivalue_line("filterwarnings", "ignore:packattn. plain PyTorch serves:RuntimeWarning")

@@ -56,7 +56,9 @@ def relaid(t: torch.Tensor) -> torch.Tensor:
     return copy.copy_(t)
 
 
-def make(tokens: int, heads: int, dim: int, layout: str, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def make(
+    tokens: int, heads: int, dim: int, layout: str, dtype: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
     """Normal [tokens, heads, dim] in one of the memory layouts that callers have."""
 
     def normal(*shape: int) -> torch.Tensor:
@@ -221,7 +223,9 @@ def magnitudes(case: Case, x: Inputs) -> dict[str, torch.Tensor]:
         if x.sinks is not None:
             s = torch.cat([s, x.sinks.double()[None, :, None, None].expand(*s.shape[:3], 1)], dim=-1)
         p = torch.softmax(s, dim=-1)
-        size = (torch.einsum("nahd,nbhd->nhab", q[rows], kk) * abs(scale)).masked_fill(~visible, 0).amax(-1, keepdim=True)
+        size = (
+            (torch.einsum("nahd,nbhd->nhab", q[rows], kk) * abs(scale)).masked_fill(~visible, 0).amax(-1, keepdim=True)
+        )
         size = size + torch.logsumexp(s, dim=-1, keepdim=True).abs()
         sink, p = p[..., vv.shape[1] :], p[..., : vv.shape[1]]
         out = torch.einsum("nhab,nbhd->nahd", p, vv)
@@ -335,7 +339,9 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
 
 
-def assert_same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], what: str, but: tuple[str, ...] = ()) -> None:
+def assert_same_bits(
+    a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], what: str, but: tuple[str, ...] = ()
+) -> None:
     assert a.keys() == b.keys()
     wrong = [name for name in a if name not in but and not same_bits(a[name], b[name])]
     assert not wrong, f"{what}: {', '.join(wrong)} differ"

@@ -43,7 +43,9 @@ EXTRAS = {
 BASE = Case("bits", LENGTHS, dims=(64, 64))
 BITS = [replace(BASE, name=f"{m}-{h}", **MASKS[m], **HEADS_AND_DIMS[h]) for m in MASKS for h in HEADS_AND_DIMS]
 BITS += [replace(BASE, name=name, **extra) for name, extra in EXTRAS.items()]
-BITS += [replace(BASE, name=f"{n}_window", window=(37, 0), **EXTRAS[n]) for n in ("sinks_softcap_gqa", "padding", "cross")]
+BITS += [
+    replace(BASE, name=f"{n}_window", window=(37, 0), **EXTRAS[n]) for n in ("sinks_softcap_gqa", "padding", "cross")
+]
 
 
 def alone(case: Case, n: int, x: Inputs) -> dict[str, torch.Tensor]:
@@ -289,7 +291,9 @@ def test_inside_another_parallel_region(threads: None) -> None:
     q, k, v = (t.detach() for t in (x.q, x.k, x.v))
     begin, end = case.packing().key_ranges(**case.mask_options())
     expected = torch.ops.packattn.attention_forward(q, k, v, begin, end, None, 0.1, 0.0)
-    tasks = [torch.jit.fork(torch.ops.packattn.attention_forward, q, k, v, begin, end, None, 0.1, 0.0) for _ in range(4)]
+    tasks = [
+        torch.jit.fork(torch.ops.packattn.attention_forward, q, k, v, begin, end, None, 0.1, 0.0) for _ in range(4)
+    ]
     for task in tasks:
         out, lse = torch.jit.wait(task)
         assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
@@ -318,7 +322,11 @@ def test_allocations_are_poisoned() -> None:
 def other_isas() -> list[str]:
     from packattn import _library
 
-    return [] if _library.extension is None else [i for i in _library.extension.cpu_isas() if i != _library.extension.cpu_isa()]
+    return (
+        []
+        if _library.extension is None
+        else [i for i in _library.extension.cpu_isas() if i != _library.extension.cpu_isa()]
+    )
 
 
 @pytest.mark.parametrize("isa", other_isas())

@@ -39,9 +39,7 @@ def batches(count: int, total: int = TOTAL, seed: int = 0) -> list[list[int]]:
 
 def tensors(total: int = TOTAL, dtype: torch.dtype = FLOAT32, seed: int = 0) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randn(total, h, 16, generator=generator).to(dtype).requires_grad_() for h in (4, 2, 2)
-    ]
+    return [torch.randn(total, h, 16, generator=generator).to(dtype).requires_grad_() for h in (4, 2, 2)]
 
 
 def results(function: Callable[..., torch.Tensor], qkv: list[torch.Tensor], *args: Any) -> dict[str, torch.Tensor]:
@@ -77,7 +75,9 @@ def attend_positions(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position
     return packattn.attention(q, k, v, packing) * (1 + packing.position_ids)[:, None, None]
 
 
-def attend_positions_capacity(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+def attend_positions_capacity(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position_ids: torch.Tensor
+) -> torch.Tensor:
     return packattn.attention(q, k, v, Packing.from_position_ids(position_ids, max_segments=TOTAL))
 
 

@@ -32,7 +32,16 @@ fuzz = settings(
     derandomize=True,  # the same examples everywhere; `pytest --hypothesis-seed=random` and derandomize=False look further
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
 )
-LAYOUTS = ("contiguous", "interleaved", "transposed", "sliced", "strided_dim", "swapped", "expanded_heads", "expanded_rows")
+LAYOUTS = (
+    "contiguous",
+    "interleaved",
+    "transposed",
+    "sliced",
+    "strided_dim",
+    "swapped",
+    "expanded_heads",
+    "expanded_rows",
+)
 LENGTH = st.one_of(st.integers(0, 3), st.integers(0, 40), st.sampled_from((7, 8, 9, 15, 16, 17, 63, 64, 65, 100, 130)))
 
 

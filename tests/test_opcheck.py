@@ -44,7 +44,9 @@ SMALL_WINDOWS = {"window_both": (30, 9), "sinks_softcap_window": (30, 9, -1)}
 def attention_cases() -> Iterator[tuple[str, Case, torch.dtype]]:
     for name in ATTENTION:
         case = BY_NAME[name]
-        case = replace(case, q=SMALL_WINDOWS.get(name, case.q), layout="contiguous" if name in CONTIGUOUS else case.layout)
+        case = replace(
+            case, q=SMALL_WINDOWS.get(name, case.q), layout="contiguous" if name in CONTIGUOUS else case.layout
+        )
         yield f"{name}-float32", case, FLOAT32
         if name in ("three_documents", "sinks_softcap_window", "cross_padding"):
             yield f"{name}-bfloat16", case, BFLOAT16

@@ -91,7 +91,7 @@ def test_from_attention_mask() -> None:
         assert_packing(Packing.from_attention_mask(torch.tensor(rows, dtype=dtype)), expected, 12)
     ids = torch.tensor([[1, 1, 2, 2, 2, 0], [1, 2, 3, 3, 0, 0]])
     assert_packing(Packing.from_attention_mask(ids), [(0, 2), (2, 5), (6, 7), (7, 8), (8, 10)], 12)
-    for wrong in (torch.ones(2, 3), [1, 1]):
+    for wrong in (torch.ones(2, 3), [1, 1], torch.ones(1, 1, 3, 3, dtype=torch.bool)):
         with pytest.raises((TypeError, ValueError), match="attention_mask"):
             Packing.from_attention_mask(wrong)
 
@@ -104,12 +104,34 @@ def test_from_attention_mask() -> None:
         torch.tensor([3, 0, 2]),
         torch.tensor([3, 0, 2], dtype=torch.int32),
         list(np.array([3, 0, 2])),
+        np.array([3, 0, 2], dtype=np.uint64),
     ),
-    ids=("list", "tuple", "int64", "int32", "numpy_integers"),
+    ids=("list", "tuple", "int64", "int32", "numpy_integers", "numpy_uint64"),
 )
 def test_from_lengths(lengths: Any) -> None:
     assert_packing(Packing.from_lengths(lengths), [(0, 3), (3, 3), (3, 5)], 5)
     assert_packing(Packing.from_lengths(lengths, total=8), [(0, 3), (3, 3), (3, 5)], 8)
+
+
+def test_from_lengths_of_an_iterator() -> None:
+    """It can be read once only; looking at it before reading it made a packing of nothing."""
+    assert_packing(Packing.from_lengths(n for n in [3, 0, 2]), [(0, 3), (3, 3), (3, 5)], 5)
+    assert_packing(Packing.from_lengths(map(len, ("abc", "", "de"))), [(0, 3), (3, 3), (3, 5)], 5)
+
+
+@pytest.mark.parametrize("length", (2**63, -(2**63) - 1, 2**100), ids=("2^63", "-2^63-1", "2^100"))
+def test_lengths_beyond_64_bits(length: int) -> None:
+    with pytest.raises(ValueError, match=f"lengths must be .* got {length}"):
+        Packing.from_lengths([1, length])
+
+
+def test_to_takes_devices_only() -> None:
+    """Tensor.to(dtype) would make floats of the offsets."""
+    p = Packing.from_lengths([3, 2])
+    assert p.to(torch.device("cpu")).device == p.to("cpu").device
+    for wrong in (torch.bfloat16, None):
+        with pytest.raises(TypeError, match="device must be a device"):
+            p.to(wrong)
 
 
 @pytest.mark.parametrize("dtype", (torch.int32, torch.int64), ids=id_of)

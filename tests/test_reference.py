@@ -153,4 +153,10 @@ def test_mask_by_hand() -> None:
     assert torch.equal(mask(cross), expected)
     assert BY_NAME["chunk_4"].chunk == 4
     chunked = mask(Case("hand", (5,), chunk=2))
-    assert chunked.int().tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
+    assert chunked.int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 0, 1, 0, 0],
+        [0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 1],
+    ]

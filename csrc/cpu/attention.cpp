@@ -207,6 +207,10 @@ void attention_backward(const AttentionBackwardParams& p, const Executor& execut
     for (int64_t x = schedule.grabs[i]; x < end; x++) {
       const Item& item = schedule.items[x];
       const Segment& segment = plan.segments[item.segment];
+      if (is_direct(segment, context.runs)) {
+        k.backward_direct(context, item, x + 1 < end ? &schedule.items[x + 1] : nullptr, scratch + worker * each);
+        continue;
+      }
       for (int32_t h = item.h0; h < item.h1; h++) {
         Next next;
         if (h + 1 < item.h1) {

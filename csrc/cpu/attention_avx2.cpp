@@ -9,6 +9,7 @@
 
 namespace packattn::cpu::PACKATTN_ISA {
 
-const Kernels kernels = {"avx2", forward_scratch, forward, backward_scratch, delta, backward, sink_gradient};
+const Kernels kernels = {"avx2", forward_scratch, forward,  backward_scratch,
+                         delta,  backward_direct, backward, sink_gradient};
 
 }  // namespace packattn::cpu::PACKATTN_ISA

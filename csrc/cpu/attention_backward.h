@@ -40,7 +40,8 @@ struct BackwardScratch {
     dV = c.take(N * Dvp);
     groups = reinterpret_cast<Group*>(c.take(rows * sizeof(Group) / sizeof(float)));
     keys = reinterpret_cast<int32_t*>(c.take(N * 4));
-    floats = c.used;
+    const size_t direct = static_cast<size_t>(kDirect) * 3 * (direct_stride(p.head_dim) + direct_stride(p.head_dim_v));
+    floats = c.used > direct ? c.used : direct;
   }
 };
 
@@ -403,6 +404,15 @@ static void delta(const BackwardContext& context, int32_t r0, int32_t r1) {
       case DType::float16: Backward<fp16>{context}.delta_rows(r0, r1, h); break;
       default: __builtin_trap();  // attention.cpp checked it
     }
+  }
+}
+
+static void backward_direct(const BackwardContext& context, const Item& item, const Item* next, float* scratch) {
+  switch (context.params->dtype) {
+    case DType::float32: return direct_backward<float>(context, item, next, scratch);
+    case DType::bfloat16: return direct_backward<bf16>(context, item, next, scratch);
+    case DType::float16: return direct_backward<fp16>(context, item, next, scratch);
+    default: __builtin_trap();
   }
 }
 

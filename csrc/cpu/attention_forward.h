@@ -2,12 +2,12 @@
 // they share the packed keys and values. It walks over the key tiles with an online softmax (Milakov and
 // Gimelshein 2018; Dao et al. 2022). Included by the file of each instruction set.
 #pragma once
+#include "attention_direct.h"
 #include "attention_kernels.h"
 #include "tile.h"
 
 namespace packattn::cpu::PACKATTN_ISA {
 
-constexpr float kInf = __builtin_inff();
 constexpr int kMaxTile = 128;       // key_tile() is at most this
 constexpr int LDS = kMaxTile + NR;  // row stride of a score block; the padding keeps columns off one cache set
 
@@ -38,7 +38,8 @@ struct ForwardScratch {
     Kt = c.take(static_cast<size_t>(N) * p.head_dim);
     V = c.take(static_cast<size_t>(N) * Dvp);
     groups = reinterpret_cast<Group*>(c.take(static_cast<size_t>(cap) * sizeof(Group) / sizeof(float)));
-    floats = c.used;
+    const size_t direct = static_cast<size_t>(kDirect) * (2 * direct_stride(p.head_dim) + direct_stride(p.head_dim_v));
+    floats = c.used > direct ? c.used : direct;
   }
 };
 
@@ -244,6 +245,7 @@ struct Forward {
   }
 
   void run(const Item& it, const Item* next, float* scratch) const {
+    if (is_direct(context.segments[it.segment], context.runs)) return direct_forward<T>(context, it, next, scratch);
     const ForwardScratch w(p, scratch);
     const int rows = it.b - it.a, together = imax(1, w.cap / rows);
     for (int h = it.h0; h < it.h1; h++)

@@ -65,6 +65,8 @@ struct Kernels {
   size_t (*backward_scratch)(const AttentionBackwardParams&);
   // delta of rows [r0, r1), all heads
   void (*delta)(const BackwardContext&, int32_t r0, int32_t r1);
+  // All heads of a document for which is_direct() holds.
+  void (*backward_direct)(const BackwardContext&, const Item&, const Item* next, float* scratch);
   // The tiles of one item and kv head. accumulator: float [G, rows, Dp] for dquery, of the segment's rows from the
   // first to the last, for 16-bit types and segments of several tiles.
   void (*backward)(const BackwardContext&, const Item&, int32_t kv_head, float* accumulator, Next next, float* scratch);
@@ -83,6 +85,12 @@ namespace avx512 {
 extern const Kernels kernels;
 }
 #endif
+
+// Documents of at most so many rows and keys take a path of their own (attention_direct.h), all heads in one item.
+static constexpr int32_t kDirect = 16;
+static constexpr bool is_direct(const Segment& s, const Run* runs) {
+  return s.run1 - s.run0 == 1 && s.k1 - s.k0 <= kDirect && runs[s.run0].q1 - runs[s.run0].q0 <= kDirect;
+}
 
 // Keys per tile. The forward's bits depend on it, so it may depend on the head dimensions alone.
 static constexpr int32_t key_tile(const AttentionForwardParams& p) {

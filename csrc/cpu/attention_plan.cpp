@@ -135,6 +135,12 @@ Schedule forward_schedule(const AttentionForwardParams& p, const Plan& plan) {
   const int32_t group = p.heads_q / p.heads_k, capacity = forward_rows(p);
   const int32_t block = std::max(6, capacity / group / 6 * 6);  // query rows when the group's heads are stacked
   for (int32_t s = 0; s < static_cast<int32_t>(plan.segments.size()); s++) {
+    if (is_direct(plan.segments[s], plan.runs.data())) {
+      const Run& run = plan.runs[plan.segments[s].run0];
+      const int64_t cost = (plan.pairs[s] + 16 * (run.q1 - run.q0)) * p.heads_q * row_cost(p);
+      schedule.items.push_back({s, plan.segments[s].run0, run.q0, run.q1, 0, p.heads_k, -1, cost});
+      continue;
+    }
     for (int32_t x = plan.segments[s].run0; x < plan.segments[s].run1; x++) {
       const Run& run = plan.runs[x];
       const int32_t rows = run.q1 - run.q0;
@@ -177,7 +183,7 @@ Schedule backward_schedule(const AttentionForwardParams& p, const Plan& plan, in
       }
       schedule.shared.push_back(s);
       schedule.turns += static_cast<int64_t>(segment.blocks) * p.heads_q;
-    } else if (cost < kSmallItem) {
+    } else if (cost < kSmallItem || is_direct(segment, plan.runs.data())) {
       schedule.items.push_back({s, 0, 0, tiles, 0, p.heads_k, -1, cost * p.heads_k});
     } else {
       for (int32_t h = 0; h < p.heads_k; h++) schedule.items.push_back({s, 0, 0, tiles, h, h + 1, -1, cost});

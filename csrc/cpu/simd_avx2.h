@@ -84,6 +84,10 @@ PACKATTN_INLINE void vstore_half(T* p, vf x) {
   vstore(p, x);
 }
 
+PACKATTN_INLINE void vstore_sums(float* p, const vf x[4]) {
+  const vf t = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+  _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1)));
+}
 PACKATTN_INLINE void vtranspose(vf r[8]) {
   vf t[8], u[8];
   PACKATTN_UNROLL for (int i = 0; i < 4; i++) {

@@ -90,6 +90,13 @@ PACKATTN_INLINE void vstore_half(fp16* p, vf x) {
                    _mm256_castsi256_si128(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)));
 }
 
+PACKATTN_INLINE void vstore_sums(float* p, const vf x[4]) {
+  __m256 h[4];
+  PACKATTN_UNROLL for (int i = 0; i < 4; i++)
+    h[i] = _mm256_add_ps(_mm512_castps512_ps256(x[i]), _mm512_extractf32x8_ps(x[i], 1));
+  const __m256 t = _mm256_hadd_ps(_mm256_hadd_ps(h[0], h[1]), _mm256_hadd_ps(h[2], h[3]));
+  _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1)));
+}
 PACKATTN_INLINE void vtranspose(vf r[16]) {
   vf t[16];
   PACKATTN_UNROLL for (int i = 0; i < 8; i++) {

@@ -129,6 +129,10 @@ PACKATTN_INLINE void vstore_half(T* p, vf x) {
 #define PACKATTN_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, vi{__VA_ARGS__})
 #endif
 
+// p[i] = sum of the lanes of x[i], for four vectors
+PACKATTN_INLINE void vstore_sums(float* p, const vf x[4]) {
+  PACKATTN_UNROLL for (int i = 0; i < 4; i++) p[i] = vhsum(x[i]);
+}
 // VW x VW transpose: lane j of r[i] and lane i of r[j] change places
 PACKATTN_INLINE void vtranspose(vf r[4]) {
   const vf a = PACKATTN_SHUFFLE(r[0], r[1], 0, 4, 1, 5), b = PACKATTN_SHUFFLE(r[0], r[1], 2, 6, 3, 7);

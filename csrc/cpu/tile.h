@@ -8,6 +8,7 @@
 
 namespace packattn::cpu::PACKATTN_ISA {
 
+constexpr float kInf = __builtin_inff();
 constexpr int NR = 16;       // columns of a register tile
 constexpr int NV = NR / VW;  // vectors across it
 
@@ -124,15 +125,16 @@ PACKATTN_INLINE void even_groups(int n, F&& f) {
   }
 }
 
-// Rows to bring into L2 while the current tiles are computed, so that the packers (and the final stores) hit.
+// Rows to bring into L2 while the current tiles are computed, so that the packers (and the final stores) hit. A few
+// lines with each tile: more at once than the core has line fill buffers would stop it.
 class Ahead {
  public:
   template <class T>
   PACKATTN_NOINLINE void add(const T* p, int64_t ld, int rows, int columns, bool write = false) {
     if (rows <= 0 || count_ == kStreams) return;
-    streams_[count_++] = {reinterpret_cast<const char*>(p), ld * static_cast<int64_t>(sizeof(T)), rows,
-                          columns * static_cast<int>(sizeof(T)), write};
-    total_ += rows;
+    const int lines = (columns * static_cast<int>(sizeof(T)) + 63) / 64;
+    streams_[count_++] = {reinterpret_cast<const char*>(p), ld * static_cast<int64_t>(sizeof(T)), rows, lines, write};
+    total_ += rows * lines;
   }
   // to be called before step() is called about `steps` times
   void spread(int steps) { per_step_ = total_ / imax(1, steps) + 1; }
@@ -145,23 +147,25 @@ class Ahead {
   struct Stream {
     const char* p;
     int64_t row;
-    int rows, bytes;
+    int rows, lines;
     bool write;
   };
   PACKATTN_ALWAYS void pull() {  // inline: a call inside the tile loop cost 7 %
     for (int n = per_step_; n > 0 && at_ < count_; n--) {
       Stream& s = streams_[at_];
       if (s.write) {
-        for (int b = 0; b < s.bytes; b += 64) __builtin_prefetch(s.p + b, 1, 2);
+        __builtin_prefetch(s.p + line_ * 64, 1, 2);
       } else {
-        for (int b = 0; b < s.bytes; b += 64) __builtin_prefetch(s.p + b, 0, 2);
+        __builtin_prefetch(s.p + line_ * 64, 0, 2);
       }
+      if (++line_ < s.lines) continue;
+      line_ = 0;
       s.p += s.row;
       if (--s.rows == 0) at_++;
     }
   }
   Stream streams_[kStreams];
-  int count_ = 0, at_ = 0, total_ = 0, per_step_ = 0;
+  int count_ = 0, at_ = 0, line_ = 0, total_ = 0, per_step_ = 0;
 };
 
 // The vector of a row that starts `left` elements before the row's end; missing elements are 0.

@@ -83,7 +83,8 @@ def attention(
         [T, Hq, Dv] in q's dtype. Rows that see no key (padding, for instance) are 0, with lse -inf and gradient 0.
 
     Raises:
-        ValueError: an argument of the wrong shape, dtype, device or value; the message names it.
+        ValueError, TypeError: an argument of the wrong shape, dtype, device or value; the message names it. A
+            RuntimeError where it is a compiled op that refuses.
         NotImplementedError: forward-mode derivatives (``torch.func.jvp``), which torch would otherwise take for 0.
     """
     expect(packing, "attention: packing")

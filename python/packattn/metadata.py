@@ -1,4 +1,7 @@
-"""Conversions between the ways frameworks say where the documents of a packed row lie."""
+"""Conversions between the ways frameworks say where the documents of a packed row lie.
+
+Where a compiled op serves the call, it is the op that refuses, with a RuntimeError in place of the ValueError below.
+Values are checked on the CPU, and on other devices under ``PACKATTN_VALIDATE=1`` (it waits for the device)."""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ def cu_seqlens_from_lengths(lengths: Sequence[int] | Tensor) -> Tensor:
     """Offsets of documents with these lengths.
 
     Args:
-        lengths: integers [N] or zero-padded [B, n], read in order; a list or a tensor.
+        lengths: integers [N] or zero-padded [B, n], read in order: a list [N], or an int32 or int64 tensor.
 
     Returns:
         int32 [N + 1], from 0 to the sum.

@@ -52,6 +52,7 @@ class Bins:
 
     @property
     def num_bins(self) -> int:
+        """Bins, empty ones included."""
         return len(self.offsets) - 1
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import torch
@@ -20,8 +20,9 @@ class Packing:
     """Where the documents of a packed row (or batch of rows, flattened) lie.
 
     Immutable, on one device, and a pytree of tensors, so that it can be an argument of a compiled or exported
-    function. Make one with a ``from_*`` method. T is the number of tokens, N the number of documents. What attention
-    needs has one entry per token, so a compiled model does not depend on N.
+    function. Make one with a ``from_*`` method; what they refuse, and how, is said in :mod:`packattn.metadata`. T is the
+    number of tokens, N the number of documents. What attention needs has one entry per token, so a compiled model does
+    not depend on N.
 
     Attributes:
         cu_seqlens: int32 [M + 1], offsets as varlen kernels take them. M == N unless there is padding between
@@ -50,7 +51,7 @@ class Packing:
 
     @classmethod
     def from_lengths(
-        cls, lengths: Sequence[int] | Tensor, total: int | None = None, device: torch.device | str | None = None
+        cls, lengths: Iterable[int] | Tensor, total: int | None = None, device: torch.device | str | None = None
     ) -> Packing:
         """From the documents' lengths in order (zeros allowed). Rows past their sum, up to ``total``, are padding."""
         cu = cu_seqlens_from_lengths(lengths)
@@ -118,6 +119,16 @@ class Packing:
                 "from_attention_mask: attention_mask must be bool, int32 or int64 (1 = token, 0 = padding), got "
                 + checks.describe(attention_mask)
             )
+        if attention_mask.dim() not in (1, 2):
+            raise ValueError(
+                "from_attention_mask: attention_mask must be a padding mask [S] or [B, S], got "
+                + checks.describe(attention_mask)
+            )
+        if attention_mask.dim() not in (1, 2):
+            raise ValueError(
+                "from_attention_mask: attention_mask must be a padding mask [S] or [B, S], got "
+                + checks.describe(attention_mask)
+            )
         mask = attention_mask.to(_INT32) if attention_mask.dtype == torch.bool else attention_mask
         return cls.from_segment_ids(mask, pad_id=0, max_segments=max_segments)
 
@@ -150,6 +161,7 @@ class Packing:
 
     @property
     def device(self) -> torch.device:
+        """Where the tensors are."""
         return self.begin.device
 
     def key_ranges(
@@ -246,6 +258,8 @@ class Packing:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Packing:
         """The same packing on another device."""
+        if not isinstance(device, (torch.device, str, int)):  # Tensor.to would take a dtype, and make floats of offsets
+            raise TypeError(f"to: device must be a device or its name, got {checks.describe(device)}")
         return Packing(*(getattr(self, f.name).to(device, non_blocking=non_blocking) for f in fields(self)))
 
     def __repr__(self) -> str:
@@ -269,7 +283,7 @@ def _room(ids: Tensor, max_segments: int | None) -> int | None:
 
 def _window(window_size: tuple[int, int]) -> tuple[int, int]:
     pair = isinstance(window_size, (tuple, list)) and len(window_size) == 2
-    if not pair or any(isinstance(n, (bool, float)) for n in window_size):
+    if not pair or any(isinstance(n, (bool, float, str, type(None))) for n in window_size):
         raise ValueError(f"window_size must be two integers (left, right), -1 for no limit, got {window_size!r}")
     return window_size[0], window_size[1]
 

@@ -22,9 +22,7 @@ class Check:
 
     name: as in the text table. relation: what the pairs are: "row-key" [Tq, Tk], "row-row" [Tq, Tq] or "key-key"
     [Tk, Tk], the one that is influenced first. found: float64, the size of the influence, 0 for none.
-    allowed, required: bool, where there may be some, and where there must be. hidden: pairs that must not influence
-    each other, of which leaks do; needed: pairs that must, of which blind do not. largest_leak: the largest influence
-    where there must be none.
+    allowed, required: bool, where there may be some, and where there must be.
     """
 
     name: str
@@ -35,22 +33,27 @@ class Check:
 
     @property
     def hidden(self) -> int:
+        """Pairs that must not influence each other."""
         return int((~self.allowed).sum())
 
     @property
     def needed(self) -> int:
+        """Pairs that must."""
         return int(self.required.sum())
 
     @property
     def leaks(self) -> int:
+        """Pairs that influence each other and must not."""
         return int(((self.found != 0) & ~self.allowed).sum())
 
     @property
     def blind(self) -> int:
+        """Pairs that must influence each other and do not."""
         return int(((self.found == 0) & self.required).sum())
 
     @property
     def largest_leak(self) -> float:
+        """The largest influence where there must be none."""
         return float(self.found.masked_fill(self.allowed, 0.0).max()) if self.found.numel() else 0.0
 
 
@@ -89,6 +92,7 @@ class ValueCheck:
 
     @property
     def passed(self) -> bool:
+        """The error is allowed; NaN is not."""
         return self.error <= self.allowed
 
 

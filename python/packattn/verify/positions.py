@@ -27,6 +27,7 @@ class PositionFault:
 
     @property
     def text(self) -> str:
+        """The fault in words."""
         return (
             f"document {self.document}, token {self.token} (row {self.row}) has position {self.got}, "
             f"wanted {self.wanted}"
