@@ -65,6 +65,19 @@ def test_implementation_that_cannot_pack_this_model() -> None:
     assert {row.verdict for row in report.of("nonsense")} == {"not run"}
 
 
+def test_hybrid_model(hf: Any) -> None:
+    """Linear attention mixes documents whatever attention does, unless it is told where they are; prepare tells it, and
+    without the package that can keep them apart it says so instead of leaking."""
+    from packattn.cli.check import random_model
+
+    model = random_model("qwen3_next", 0)
+    report = verify.check_model(model, documents((5, 4)), implementations=("sdpa", "packattn"))
+    assert "leaks" in set(verdicts(report, "sdpa").values())
+    assert {row.verdict for row in report.of("packattn")} <= {"ok", "not run"}
+    plain = report.of("packattn")[0]
+    assert plain.passed or "can't keep packed sequences apart" in plain.note
+
+
 def test_nothing_that_ran_is_no_pass() -> None:
     report = verify.check_model(FAMILIES["llama"].build(), implementations=("nonsense",))
     assert not report.passed

@@ -109,8 +109,10 @@ def prepare(model: torch.nn.Module) -> Callable[[], None]:
     and to make positions restart where only ``cu_seq_lens_q``, ``seq_idx`` or ``packing`` are passed.
 
     The hook adds ``segment_ids`` (from a mask with ids, or from positions) and ``position_ids`` (from the documents)
-    where they are missing. Calls with a cache are left alone. It looks at the values of an integer mask, so it waits for
-    the device once per call.
+    where they are missing. To hybrid models it also passes ``seq_idx`` and ``cu_seq_lens_q`` and ``cu_seq_lens_k``, by
+    which their linear attention, convolution and state space layers keep documents apart, or say what they need to do
+    so. Calls with a cache are left alone. It looks at the values of an integer mask (and, for hybrid models, counts the
+    documents), so it waits for the device once per call.
 
     Returns:
         a function that takes the hook off again.
@@ -125,6 +127,7 @@ def prepare(model: torch.nn.Module) -> Callable[[], None]:
             + ", ".join(parameters)
         )
     takes_positions = "position_ids" in parameters
+    hybrid = _is_hybrid(model)
 
     def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs.get("cache") is not None or kwargs.get("past_key_values") is not None:
@@ -148,13 +151,26 @@ def prepare(model: torch.nn.Module) -> Callable[[], None]:
             ones = bool(real.all())  # a mask of ones would say that every row is one document
             kwargs = {**kwargs, "attention_mask": None if ones else real.to(given.dtype), "segment_ids": given}
         elif named.position_ids is not None and named.position_ids.dim() == 2:
-            ids = Packing.from_position_ids(named.position_ids.expand(size)).segment_ids.view(size)
-            return args, {**kwargs, "segment_ids": ids}
-        if known is not None and takes_positions and named.position_ids is None:
+            known = Packing.from_position_ids(named.position_ids.expand(size))
+            kwargs = {**kwargs, "segment_ids": known.segment_ids.view(size)}
+        if known is None:
+            return args, kwargs
+        if takes_positions and named.position_ids is None:
             kwargs = {**kwargs, "position_ids": known.position_ids.view(size)}
+        if hybrid and known.num_documents > 1:
+            cu, longest = known.cu_seqlens, int(known.lengths.max())
+            kwargs = {"seq_idx": known.segment_ids.view(size), "cu_seq_lens_q": cu, "cu_seq_lens_k": cu, **kwargs}
+            kwargs = {"max_length_q": longest, "max_length_k": longest, **kwargs}
         return args, kwargs
 
     return model.register_forward_pre_hook(before, with_kwargs=True).remove
+
+
+def _is_hybrid(model: Any) -> bool:
+    """Whether some layers are no softmax attention, as far as the config says."""
+    config = model.config.get_text_config() if hasattr(model, "config") else None
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    return any(kind not in ("full_attention", "sliding_attention", "chunked_attention", "attention") for kind in kinds)
 
 
 def _holds_ids(mask: Any) -> TypeGuard[Tensor]:

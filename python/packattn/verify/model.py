@@ -67,6 +67,10 @@ _PACKATTN = (
     'packattn.integrations.transformers.register(); model.set_attn_implementation("packattn"); '
     "packattn.integrations.transformers.prepare(model)"
 )
+_OTHER_LAYERS = (
+    "layers other than attention mix the documents (linear attention and convolutions need seq_idx and cu_seq_lens, and "
+    "often a package that takes them); if there are none, please report this"
+)
 _SAY = "model(input_ids, position_ids=position_ids, use_cache=False) and no attention_mask"
 
 WAYS = (
@@ -297,7 +301,7 @@ def _mend(rows: list[WayReport]) -> list[WayReport]:
     """Advice that holds: where the plainest call fails too, no other call of this implementation helps."""
     if not rows or rows[0].passed or rows[0].verdict == "not run":
         return rows
-    note = _PACKATTN if rows[0].implementation != "packattn" else "this is a fault of packattn: please report it"
+    note = _PACKATTN if rows[0].implementation != "packattn" else _OTHER_LAYERS
     return [row if row.passed or row.verdict == "not run" else dataclasses.replace(row, note=note) for row in rows]
 
 
