@@ -263,6 +263,7 @@ REFUSALS = {
     "window_no_pair": ({"window_size": 4}, r"window_size"),
     "window_below_minus_one": ({"window_size": (-2, 0)}, r"window"),
     "window_float": ({"window_size": (1.5, 0)}, r"window"),
+    "window_none": ({"window_size": (None, 0)}, r"window_size"),
     "chunk_negative": ({"chunk_size": -1}, r"chunk_size"),
     "prefix_of_other_count": ({"prefix_lengths": torch.tensor([1, 2, 3])}, r"prefix_lengths"),
     "prefix_float": ({"prefix_lengths": torch.tensor([1.0, 2.0])}, r"prefix_lengths"),
@@ -270,7 +271,13 @@ REFUSALS = {
     "prefix_device": ({"prefix_lengths": torch.tensor([1, 2], device=META)}, r"prefix_lengths must be on cpu"),
     "softcap_negative": ({"softcap": -1.0}, r"softcap"),
     "softcap_nan": ({"softcap": math.nan}, r"softcap"),
+    "softcap_none": ({"softcap": None}, r"softcap must be a number"),
     "scale_nan": ({"scale": math.nan}, r"scale"),
+    "scale_text": ({"scale": "0.5"}, r"scale must be a number"),
+    "scale_per_head": ({"scale": torch.ones(4)}, r"scale must be a number"),
+    "scale_learned": ({"scale": torch.tensor(0.5, requires_grad=True)}, r"scale .* no gradient"),
+    "sparse": ({"k": torch.zeros(6, 2, 16).to_sparse()}, r"k must be a dense tensor"),
+    "head_dim_0": ({n: torch.zeros(6, 2, 0) for n in "qkv"}, r"one element"),
     "scale_infinite": ({"scale": math.inf}, r"scale"),
     "sinks_of_other_count": ({"sinks": torch.zeros(2)}, r"sinks"),
     "sinks_2d": ({"sinks": torch.zeros(4, 1)}, r"sinks"),
@@ -338,3 +345,20 @@ def test_relaid_keeps_strides() -> None:
     """The helper that copies inputs must not quietly make them contiguous."""
     t = torch.randn(3, 4, 6)[:, 1:, ::2]
     assert relaid(t).stride() == torch.empty_strided(t.size(), t.stride()).stride() and torch.equal(relaid(t), t)
+
+
+def test_functorch_gradients_say_so() -> None:
+    """torch's own message asks the user to override a method of a class that is not theirs."""
+    case = BY_NAME["three_documents"]
+    x = inputs(case, FLOAT32)
+
+    def loss(q: torch.Tensor) -> torch.Tensor:
+        return packattn.attention(q, x.k, x.v, case.packing()).sum()
+
+    for transform in (
+        torch.func.grad,
+        torch.func.jacrev,
+        lambda f: torch.func.grad(lambda q: torch.vmap(f)(q[None])[0]),
+    ):
+        with pytest.raises(NotImplementedError, match="torch.func.grad"):
+            transform(loss)(x.q.detach())

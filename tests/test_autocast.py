@@ -48,6 +48,14 @@ def test_mixed_dtypes_meet() -> None:
     assert same_bits(out, attend(q.to(BFLOAT16), k.to(BFLOAT16), v, x.sinks)[0])
 
 
+def test_integers_are_refused_as_without_autocast() -> None:
+    """They must not become floats on the way: an index given for a query would pass."""
+    q = torch.ones(9, 2, 16, dtype=torch.int64)
+    for enabled in (False, True):
+        with torch.autocast("cpu", BFLOAT16, enabled=enabled), pytest.raises((ValueError, RuntimeError), match="int64"):
+            packattn.attention(q, q, q, packattn.Packing.from_lengths([4, 5]))
+
+
 def test_same_rule_as_sdpa() -> None:
     """Where autocast leaves scaled_dot_product_attention alone it leaves attention alone."""
     sdpa = torch.nn.functional.scaled_dot_product_attention

@@ -140,7 +140,7 @@ def test_nan_and_inf_stay_in_their_document(case: Case, dtype: torch.dtype, valu
     clean = run(case, x)
     parts = [of_document(case, n, clean) for n in range(len(case.documents))]
     for n, d in enumerate(case.documents[:6]):
-        if n % 2 and value != math.nan:
+        if n % 2 and not math.isnan(value):  # NaN everywhere, the others at every second document
             continue
         y = x
         for name in ("q", "k", "v", "dout", "dlse"):
@@ -223,7 +223,7 @@ def test_two_threads_at_once() -> None:
             for i in range(2 * len(jobs)):
                 n = (first + i) % len(jobs)
                 assert_same_bits(run(*prepared[n]), expected[n], f"{jobs[n]} beside another thread")
-        except BaseException as error:  # a failure in a thread has to reach the test
+        except Exception as error:  # noqa: BLE001  (a failure in a thread has to reach the test)
             errors.append(error)
 
     workers = [threading.Thread(target=work, args=(n,)) for n in range(3)]

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from worker import in_subprocess
 
 import packattn
-from packattn import _library
+from packattn import _library, checks
 from packattn.cli import info
 
 
@@ -31,6 +31,12 @@ def test_switched_off_gives_the_same_results() -> None:
     assert not report["loaded"] and report["isa"] is None
     assert report["cases"] == 2 * len(SUBSET) and report["failures"] == []
     assert len(report["warnings"]) == 1 and "PACKATTN_NATIVE" in report["warnings"][0]
+
+
+def test_a_switch_that_says_nothing_is_an_error() -> None:
+    """PACKATTN_NATIVE=no would otherwise leave the compiled libraries on."""
+    with pytest.raises(RuntimeError, match="PACKATTN_NATIVE must be one of on, off; it is 'no'"):
+        in_subprocess("fallback_warnings", "served", PACKATTN_NATIVE="no")
 
 
 def test_not_built_gives_the_same_results(tmp_path: Path) -> None:
@@ -74,3 +80,14 @@ def test_info_says_what_the_dispatcher_does(native: None, dtype: torch.dtype, di
     for direction in ("forward", "backward"):
         assert (f"packattn::attention_{direction}_reference" in ran) == bool(reasons), (kernel, reasons, ran)
     assert kernel.startswith("compiled") == (not reasons)
+
+
+def test_values_on_other_devices_are_looked_at_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere(torch.Tensor):
+        device = torch.device("cuda")  # type: ignore[assignment]
+
+    offsets = torch.tensor([0, 5, 3]).as_subclass(Elsewhere)
+    checks.cu_seqlens("op", offsets, 5)
+    monkeypatch.setenv("PACKATTN_VALIDATE", "1")
+    with pytest.raises(ValueError, match="op: cu_seqlens must not decrease, got 5 then 3 at entry 2"):
+        checks.cu_seqlens("op", offsets, 5)

@@ -377,6 +377,8 @@ struct Backward {
           } else if (t > it.a) {
             prefetch_keys(ahead, t0 - tile, tile, h);
           } else {
+            ahead.add(at<T>(p.dkey, t0, h), p.dkey.row_stride, N, D, true);
+            ahead.add(at<T>(p.dvalue, t0, h), p.dvalue.row_stride, N, Dv, true);
             prefetch_next(ahead, next);
           }
           ahead.spread(ceil_div(b.i1 - b.i0, MR) * ceil_div(N, NR));

@@ -141,7 +141,6 @@ struct Forward {
     const int rows = imin(cap, it.b - it.a), k0 = p.key_begin[it.a], keys = imin(tile, p.key_end[it.b - 1] - k0);
     ahead.add(at<const T>(p.query, it.a, next.kv_head * heads_per_key), p.query.row_stride, rows, D);
     ahead.add(at<const T>(p.key, k0, next.kv_head), p.key.row_stride, keys, D);
-    ahead.add(at<const T>(p.value, k0, next.kv_head), p.value.row_stride, keys, Dv);
   }
 
   // rows [r0, r1) of the query heads [h0, h0 + heads), which all read kv head h
@@ -165,31 +164,21 @@ struct Forward {
     for (int t0 = segment.k0 + (p.key_begin[r0] - segment.k0) / tile * tile; t0 < k_end; t0 += tile) {
       const int N = imin(tile, k_end - t0), panels = ceil_div(N, NR);
       pack_cols(w.Kt, at<const T>(p.key, t0, h), p.key.row_stride, N, D);
-      const bool finite = pack_rows<true>(w.V, static_cast<int64_t>(tile) * NR, at<const T>(p.value, t0, h),
-                                          p.value.row_stride, N, Dv, 1.f);
       for (int m = 0; m < M; m++) {
         const int r = r0 + m % rows;
         w.lo[m] = static_cast<float>(p.key_begin[r] - t0);
         w.hi[m] = static_cast<float>(p.key_end[r] - t0);
         vstore(w.row_max + m * VW, vset(-kInf));
       }
-      Ahead ahead;
-      if (t0 + tile < k_end) {
-        const int n = imin(tile, k_end - t0 - tile);
-        ahead.add(at<const T>(p.key, t0 + tile, h), p.key.row_stride, n, D);
-        ahead.add(at<const T>(p.value, t0 + tile, h), p.value.row_stride, n, Dv);
-      } else {
-        ahead.add(at<T>(p.out, r0, h0), p.out.row_stride, rows, Dv, true);
-        prefetch_next(ahead, next, w.cap);
-      }
-      ahead.spread(count * panels);
-
+      Ahead values;
+      values.add(at<const T>(p.value, t0, h), p.value.row_stride, N, Dv);
+      values.spread(count * panels / 2);
       for (int panel = 0; panel < panels; panel++) {
         const int j0 = t0 + panel * NR, j1 = j0 + NR;
         for (int x = 0; x < count; x++) {
           const Group& g = groups[x];
           if (!g.sees(j0, j1)) continue;
-          ahead.step();
+          values.step();
           PACKATTN_BY_ROWS(g.n, score_tile, w, g, panel, D, Dp, g.needs_mask(j0, j1), softcap);
         }
       }
@@ -199,6 +188,17 @@ struct Forward {
         const int c0 = imax(0, g.lo0 - t0) / NR * NR, c1 = round_up(imin(N, g.hi1 - t0), NR);
         for (int i = 0; i < g.n; i++) softmax_row(w, g.m + i, c0, c1);
       }
+      // Values are packed and prefetched only now, and the next tile's keys after them: rows of all heads are often a
+      // power of two apart, and then few of them fit in their cache sets at a time.
+      const bool finite = pack_rows<true>(w.V, static_cast<int64_t>(tile) * NR, at<const T>(p.value, t0, h),
+                                          p.value.row_stride, N, Dv, 1.f);
+      Ahead ahead;
+      if (t0 + tile < k_end) {
+        ahead.add(at<const T>(p.key, t0 + tile, h), p.key.row_stride, imin(tile, k_end - t0 - tile), D);
+      } else {
+        prefetch_next(ahead, next, w.cap);
+      }
+      ahead.spread(count * (Dvp / NR));
       for (int panel = 0; panel < Dvp / NR; panel++)
         for (int x = 0; x < count; x++) {
           const Group& g = groups[x];

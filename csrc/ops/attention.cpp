@@ -80,6 +80,9 @@ void check(const Inputs& in) {
   require(std::isfinite(static_cast<float>(in.scale)), in.op, "scale must be finite in float32, got ", in.scale);
   require(std::isfinite(static_cast<float>(in.softcap)) && in.softcap >= 0, in.op,
           "softcap must be at least 0 (0: no cap) and finite in float32, got ", in.softcap);
+  // Kernels take the inverse of the cap, and the cap in units of log 2.
+  require(in.softcap == 0 || (in.softcap >= 1e-30 && in.softcap <= 1e30), in.op,
+          "softcap must be 0 (no cap) or from 1e-30 to 1e30, got ", in.softcap);
 }
 
 // Whether a compiled kernel serves the call; otherwise the plain PyTorch op of the same schema does.

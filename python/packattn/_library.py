@@ -28,8 +28,11 @@ class Library:
 
 
 def _switched_off() -> str | None:
-    if os.environ.get("PACKATTN_NATIVE", "").lower() in ("0", "off", "false"):
+    value = os.environ.get("PACKATTN_NATIVE", "")
+    if value.lower() in ("0", "off", "false"):
         return "switched off by the environment variable PACKATTN_NATIVE"
+    if value.lower() not in ("", "1", "on", "true"):
+        raise ValueError(f"PACKATTN_NATIVE must be one of on, off; it is {value!r}")
     return None
 
 

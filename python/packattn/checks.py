@@ -223,6 +223,8 @@ def attention(
     # Kernels compute in float32, where a finite float may not be finite.
     _want(abs(scale) <= FLOAT32_MAX, op, "scale", "finite in float32", str(scale))
     _want(0 <= softcap <= FLOAT32_MAX, op, "softcap", "at least 0 (0: no cap) and finite in float32", str(softcap))
+    # Its inverse, and the cap in units of log 2, must be finite as well.
+    _want(softcap == 0 or 1e-30 <= softcap <= 1e30, op, "softcap", "0 (no cap) or from 1e-30 to 1e30", str(softcap))
     range_values(op, key_begin, key_end, key.shape[0])
 
 

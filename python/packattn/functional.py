@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -85,7 +85,8 @@ def attention(
     Raises:
         ValueError, TypeError: an argument of the wrong shape, dtype, device or value; the message names it. A
             RuntimeError where it is a compiled op that refuses.
-        NotImplementedError: forward-mode derivatives (``torch.func.jvp``), which torch would otherwise take for 0.
+        NotImplementedError: forward-mode derivatives (``torch.func.jvp``), which torch would otherwise take for 0, and
+            ``torch.func.grad``.
     """
     expect(packing, "attention: packing")
     if packing_k is not None:
@@ -95,6 +96,8 @@ def attention(
             raise ValueError(
                 f"attention: {name} must be 3-D [T, heads, head_dim] (flatten batch and tokens), got {checks.describe(x)}"
             )
+        if x.layout != torch.strided:
+            raise ValueError(f"attention: {name} must be a dense tensor, got layout {x.layout}")
     if not torch.compiler.is_compiling() and any(
         x is not None and forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v, sinks)
     ):
@@ -116,9 +119,32 @@ def attention(
     key_begin, key_end = packing.key_ranges(
         packing_k, causal=causal, window_size=window_size, chunk_size=chunk_size, prefix_lengths=prefix_lengths
     )
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    out, lse = torch.ops.packattn.attention_forward(q, k, v, key_begin, key_end, sinks, float(scale), float(softcap))
+    scale = (q.shape[-1] or 1) ** -0.5 if scale is None else _number("scale", scale)  # the op refuses a head_dim of 0
+    forward = torch.ops.packattn.attention_forward if torch.compiler.is_compiling() else _forward
+    out, lse = forward(q, k, v, key_begin, key_end, sinks, scale, _number("softcap", softcap))
     return (out, lse) if return_lse else out
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    try:
+        out, lse = torch.ops.packattn.attention_forward(*arguments)
+    except RuntimeError as error:
+        if "functorch transforms" not in str(error):
+            raise
+        raise NotImplementedError(  # torch.library's autograd does not know them, and torch's message is for its authors
+            "attention: torch.func.grad, vjp and jacrev do not reach this op; use torch.autograd.grad or backward()"
+        ) from error
+    return out, lse
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise TypeError(
+            f"attention: {name} must be a number, got a tensor that requires grad: it would get no gradient"
+        )
+    if not hasattr(value, "__float__") or (isinstance(value, Tensor) and value.numel() != 1):
+        raise TypeError(f"attention: {name} must be a number, got {checks.describe(value)}")
+    return float(value)
 
 
 def dense_mask(

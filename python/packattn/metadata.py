@@ -6,7 +6,7 @@ Values are checked on the CPU, and on other devices under ``PACKATTN_VALIDATE=1`
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from . import checks, ops  # noqa: F401  (the ops must be registered)
 
 
-def cu_seqlens_from_lengths(lengths: Sequence[int] | Tensor) -> Tensor:
+def cu_seqlens_from_lengths(lengths: Iterable[int] | Tensor) -> Tensor:
     """Offsets of documents with these lengths.
 
     Args:
@@ -28,13 +28,18 @@ def cu_seqlens_from_lengths(lengths: Sequence[int] | Tensor) -> Tensor:
         TypeError: lengths that are not integers.
     """
     if not isinstance(lengths, Tensor):
+        came = lengths
         try:
-            if any(isinstance(n, bool) for n in lengths):
+            values = list(came)  # once: an iterator has nothing left for a second look
+            if any(isinstance(n, bool) for n in values):
                 raise TypeError
-            values = [operator.index(n) for n in lengths]
+            values = [operator.index(n) for n in values]
         except TypeError:
-            came = checks.describe(lengths)
-            raise TypeError(f"cu_seqlens_from_lengths: lengths must be integers, got {came}") from None
+            raise TypeError(f"cu_seqlens_from_lengths: lengths must be integers, got {checks.describe(came)}") from None
+        if values and not -(2**63) <= min(values) <= max(values) < 2**63:
+            raise ValueError(
+                f"cu_seqlens_from_lengths: lengths must be from 0 to {checks.INT32_MAX}, got {max(values, key=abs)}"
+            )
         lengths = torch.tensor(values, dtype=torch.int64)
     cu_seqlens: Tensor = torch.ops.packattn.cu_seqlens_from_lengths(lengths)
     return cu_seqlens
@@ -81,6 +86,8 @@ def cu_seqlens_from_position_ids(
         ValueError: positions of the wrong shape or dtype, an unknown rule, more documents than ``max_segments``.
     """
     if plane is not None:
+        if isinstance(plane, bool) or not isinstance(plane, int):
+            raise TypeError(f"cu_seqlens_from_position_ids: plane must be an integer, got {checks.describe(plane)}")
         if position_ids.dim() != 3 or not -position_ids.shape[0] <= plane < position_ids.shape[0]:
             raise ValueError(
                 f"cu_seqlens_from_position_ids: plane={plane} needs position_ids [P, B, S] with that plane, got "

@@ -66,11 +66,9 @@ def _fallback(name: str) -> Callable[..., Any]:
     function = getattr(reference, name)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        tensor = next((a for a in args if isinstance(a, Tensor)), None)
-        device = "cpu" if tensor is None else tensor.device.type
-        why = (
-            _library.CPU.missing if device == "cpu" else f"packattn has no compiled kernels for device type {device!r}"
-        )
+        devices = {a.device.type for a in args if isinstance(a, Tensor)} - {"cpu"}
+        device = min(devices, default="cpu")
+        why = f"packattn has no compiled kernels for device type {device!r}" if devices else _library.CPU.missing
         _library.warn_once(
             f"{device}: {why}",
             f"packattn: plain PyTorch serves {device} tensors: {why}. Results are the same, only slower.",
@@ -123,17 +121,21 @@ def _attention(
     sinks: Tensor | None = None,
     chunk_size: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    cu_q = cu_seqlens_q
-    cu_k = cu_q if cu_seqlens_k is None else cu_seqlens_k
-    checks.cu_seqlens("attention", cu_q, query.shape[0], "cu_seqlens_q")
-    checks.cu_seqlens("attention", cu_k, key.shape[0], "cu_seqlens_q" if cu_seqlens_k is None else "cu_seqlens_k")
+    cu_q = cu_k = cu_seqlens_q
+    total = query.shape[0]
+    if cu_seqlens_k is None:  # the offsets serve both, so the shorter side bounds them
+        total = min(total, key.shape[0])
+    else:
+        cu_k = cu_seqlens_k
+        checks.cu_seqlens("attention", cu_k, key.shape[0], "cu_seqlens_k")
+    checks.cu_seqlens("attention", cu_q, total, "cu_seqlens_q")
     begin, end, diagonal, _ = torch.ops.packattn.document_ranges(
         cu_q[:-1], cu_q[1:], cu_k[:-1], cu_k[1:], query.shape[0]
     )
     key_begin, key_end = torch.ops.packattn.key_ranges(
         begin, end, diagonal, None, causal, window_left, window_right, chunk_size
     )
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scale = (query.shape[-1] or 1) ** -0.5 if scale is None else scale  # attention_forward refuses a head_dim of 0
     out, lse = torch.ops.packattn.attention_forward(query, key, value, key_begin, key_end, sinks, scale, softcap)
     return out, lse
 
@@ -301,7 +303,7 @@ for _suffix in ("", "_reference"):
 
 
 def _autocast(device_type: str) -> Callable[..., Any]:
-    """As scaled_dot_product_attention: floating inputs go to the autocast dtype, float64 stays."""
+    """As scaled_dot_product_attention: floating inputs go to the autocast dtype; float64 stays, integers are refused."""
 
     def forward(
         query: Tensor,
@@ -314,7 +316,9 @@ def _autocast(device_type: str) -> Callable[..., Any]:
         softcap: float,
     ) -> tuple[Tensor, ...]:
         dtype = torch.get_autocast_dtype(device_type)
-        q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
+        q, k, v = (
+            x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (query, key, value)
+        )
         with torch.autocast(device_type, enabled=False):
             out, lse = torch.ops.packattn.attention_forward(q, k, v, key_begin, key_end, sinks, scale, softcap)
         return out, lse

@@ -84,7 +84,9 @@ class Packing:
         A document starts where the value changes; an id may come back and is then a new document. Tokens with
         ``pad_id`` belong to no document: 0 for attention masks that count documents from 1, None (no padding) for
         ``seq_idx``, which counts from 0. ``max_segments`` fixes the size of the per-document tensors; without it they
-        have the exact size (waits for the device), or T inside a compiled function.
+        have the exact size (waits for the device), or T inside a compiled function. More documents than
+        ``max_segments`` are an error where values are looked at (CPU, ``PACKATTN_VALIDATE=1``); elsewhere the
+        documents past it count as padding.
         """
         room = _room(segment_ids, max_segments)
         starts, ends = torch.ops.packattn.documents_from_segment_ids(segment_ids, pad_id, room)
@@ -117,11 +119,6 @@ class Packing:
         if not isinstance(attention_mask, Tensor) or attention_mask.dtype not in (torch.bool, torch.int32, torch.int64):
             raise TypeError(
                 "from_attention_mask: attention_mask must be bool, int32 or int64 (1 = token, 0 = padding), got "
-                + checks.describe(attention_mask)
-            )
-        if attention_mask.dim() not in (1, 2):
-            raise ValueError(
-                "from_attention_mask: attention_mask must be a padding mask [S] or [B, S], got "
                 + checks.describe(attention_mask)
             )
         if attention_mask.dim() not in (1, 2):
