@@ -56,13 +56,23 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nonsense"], [], ["demo", "--steps", "0"], ["demo", "--steps", "x"], ["info", "--nonsense"]]
+    ("arguments", "words"),
+    [
+        (["nonsense"], "invalid choice"),
+        ([], "required"),
+        (["demo", "--steps", "0"], "argument --steps: wanted a whole number from 1 to 1000000000, got 0"),
+        (["demo", "--steps", "x"], "argument --steps: wanted a whole number from 1"),
+        (["demo", "--seed", "99999999999999999999"], "argument --seed: wanted a whole number from 0 to 4294967295"),
+        (["info", "--nonsense"], "unrecognized"),
+    ],
+    ids=str,
 )
-def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_status_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         cli.main(arguments)
     assert exit_.value.code == 2
-    assert "usage: packattn" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "usage: packattn" in error and words in error
 
 
 # ---- info ----------------------------------------------------------------------------------------------------------

@@ -198,6 +198,8 @@ def test_native_and_python_agree_on_many(algorithm, monkeypatch):
     [
         (dict(lengths=[3, 9, 5], capacity=4), ValueError, r"lengths: expected at most capacity \(4\).*got 2 longer ones.*9 at index 1"),
         (dict(lengths=[3, -1], capacity=4), ValueError, "lengths: expected 0 or more, got -1 at index 1"),
+        (dict(lengths=np.array([1, 2**63], dtype=np.uint64), capacity=4), ValueError, r"lengths: expected fewer than 2\*\*62 tokens"),
+        (dict(lengths=[2**61, 2**61], capacity=4, overflow="truncate"), ValueError, f"lengths: .*together, got {2**62}"),
         (dict(lengths=[[1, 2]], capacity=4), ValueError, r"lengths: expected one dimension, got shape \[1, 2\]"),
         (dict(lengths=[[1, 2], [3]], capacity=4), ValueError, "lengths: expected one dimension"),
         (dict(lengths=[1.0], capacity=4), TypeError, "lengths: expected integers, got float64"),
@@ -211,6 +213,7 @@ def test_native_and_python_agree_on_many(algorithm, monkeypatch):
         (dict(lengths=[1], capacity=4, algorithm="bfd_split", overflow="error"), ValueError, "overflow: .*bfd_split.*got 'error'"),
         (dict(lengths=[1], capacity=4, num_bins=3), ValueError, 'num_bins: expected None unless algorithm is "balanced", got 3'),
         (dict(lengths=[1], capacity=4, algorithm="balanced", num_bins=0), ValueError, "num_bins: expected 1 to .*, got 0"),
+        (dict(lengths=[1], capacity=4, algorithm="balanced", num_bins=2**31), ValueError, "num_bins: expected 1 to 67108864, got"),
         (dict(lengths=[1], capacity=4, seed=-1), ValueError, "seed: expected 0 to 4294967295, got -1"),
     ],
 )  # fmt: skip

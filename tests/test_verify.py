@@ -383,6 +383,7 @@ MUTANTS = {
     ),
     "other dtype": (lambda q, k, v, p: dense(q, k, v, p).double(), {}, "must have the dtype of the inputs"),
     "nothing": (lambda q, k, v, p: None, {}, "fn must return out or (out, lse), got NoneType"),
+    "an empty tuple": (lambda q, k, v, p: (), {}, "fn must return out or (out, lse), got tuple"),
     "NaN": (lambda q, k, v, p: dense(q, k, v, p) * float("nan"), {}, "out is inf away"),
     "0 x NaN": (dense, {"poison": True}, "change of out when the key and value are NaN or Inf"),
     "0 x NaN in the backward": (
@@ -462,6 +463,9 @@ def test_inputs_and_random_state_are_left_alone():
         ({"lengths": (5, 0)}, ValueError, "two documents between which something could leak"),
         ({"lengths": ()}, ValueError, "two documents"),
         ({"lengths": (2, -1)}, ValueError, "must not be negative"),
+        ({"lengths": (2.5, 1.5)}, TypeError, "float"),
+        ({"lengths": (2, 1), "head_dim": 0}, ValueError, "head_dim must be at least 1"),
+        ({"lengths": (2, 1), "sinks": torch.zeros(3)}, ValueError, r"sinks must be \[Hq\] = \[4\], got \[3\]"),
         ({"lengths": (2, 0), "lengths_k": (3, 0)}, ValueError, "two documents"),
         ({"lengths": (2, 1), "lengths_k": (3,)}, ValueError, "as many documents"),
         ({"lengths": (2, 1), "heads": (4, 3)}, ValueError, "heads must be"),

@@ -10,6 +10,6 @@
 namespace packattn::cpu::PACKATTN_ISA {
 
 const Kernels kernels = {"avx512", forward_scratch, forward,  backward_scratch,
-                         delta,  backward_direct, backward, sink_gradient};
+                         delta,    backward_direct, backward, sink_gradient};
 
 }  // namespace packattn::cpu::PACKATTN_ISA

@@ -13,8 +13,8 @@ namespace packattn::cpu::PACKATTN_ISA {
 // Who sees whom in one document. Numbers count from its first row and first key.
 struct DirectMask {
   int r0, k0, rows, keys;
-  int key_begin[kDirect], key_end[kDirect];  // keys that a row sees; none for rows past the last
-  int row_begin[kDirect], row_end[kDirect];  // rows that see a key
+  int key_begin[kDirect], key_end[kDirect];    // keys that a row sees; none for rows past the last
+  int row_begin[kDirect], row_end[kDirect];    // rows that see a key
   alignas(64) float lo[kDirect], hi[kDirect];  // key_begin, key_end
 
   DirectMask(const AttentionForwardParams& p, const Segment& s, const Run& run)
@@ -48,7 +48,7 @@ PACKATTN_NOINLINE static void direct_dots(const DirectMask& m, float* z, const f
   for (int i = 0; i < m.rows; i += 4) {
     const int last = imin(i + 3, m.rows - 1);
     const float* xs[4];
-    PACKATTN_UNROLL for (int r = 0; r < 4; r++) xs[r] = x + imin(i + r, last) * ld;
+  PACKATTN_UNROLL for (int r = 0; r < 4; r++) xs[r] = x + imin(i + r, last) * ld;
     for (int j = m.key_begin[i] & ~1; j < m.key_end[last]; j += 2) {
       ahead.step();
       const float *y0 = y + j * ld, *y1 = y + imin(j + 1, m.keys - 1) * ld;

@@ -164,12 +164,15 @@ struct Forward {
     for (int t0 = segment.k0 + (p.key_begin[r0] - segment.k0) / tile * tile; t0 < k_end; t0 += tile) {
       const int N = imin(tile, k_end - t0), panels = ceil_div(N, NR);
       pack_cols(w.Kt, at<const T>(p.key, t0, h), p.key.row_stride, N, D);
-      for (int m = 0; m < M; m++) {
-        const int r = r0 + m % rows;
-        w.lo[m] = static_cast<float>(p.key_begin[r] - t0);
-        w.hi[m] = static_cast<float>(p.key_end[r] - t0);
-        vstore(w.row_max + m * VW, vset(-kInf));
+      for (int i = 0; i < rows; i++) {
+        w.lo[i] = static_cast<float>(p.key_begin[r0 + i] - t0);
+        w.hi[i] = static_cast<float>(p.key_end[r0 + i] - t0);
       }
+      for (int g = 1; g < heads; g++) {
+        __builtin_memcpy(w.lo + g * rows, w.lo, rows * sizeof(float));
+        __builtin_memcpy(w.hi + g * rows, w.hi, rows * sizeof(float));
+      }
+      for (int m = 0; m < M; m++) vstore(w.row_max + m * VW, vset(-kInf));
       Ahead values;
       values.add(at<const T>(p.value, t0, h), p.value.row_stride, N, Dv);
       values.spread(count * panels / 2);

@@ -27,6 +27,7 @@ Core = Callable[[Int64, int, str, int], tuple[Int64, Int64]]
 Rule = Callable[[list[int], int], Iterable[int]]
 
 MAX_CAPACITY = 2**31
+MAX_BINS = 2**26  # as many as are made before anything lies in them: more could take all memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +127,8 @@ def pack(
             fragments of `capacity` tokens and a shorter last one, each of which is then packed as a document.
         seed: shuffle the documents before packing, and the bins afterwards (the decreasing algorithms would give the
             bins with the longest documents first). 0 to 2**32 - 1; the same on every machine. None: no shuffle.
-        num_bins: for "balanced" only: how many bins to fill, some of which may remain empty. None: about as few as the
-            rule can do with.
+        num_bins: for "balanced" only: how many bins to fill, 1 to 2**26, some of which may remain empty. None: about as
+            few as the rule can do with.
 
     Raises:
         TypeError, ValueError: naming the argument, what was wanted and what came.
@@ -147,7 +148,7 @@ def pack(
             raise ValueError(
                 f'num_bins: expected None unless algorithm is "balanced", got {num_bins} for {algorithm!r}'
             )
-        num_bins = _check_int("num_bins", num_bins, 1, MAX_CAPACITY)
+        num_bins = _check_int("num_bins", num_bins, 1, MAX_BINS)
 
     # The legacy generator, because numpy promises that its numbers never change.
     random = None if seed is None else np.random.RandomState(_check_int("seed", seed, 0, 2**32 - 1))
@@ -189,6 +190,8 @@ def _check_lengths(lengths: Sequence[int] | NDArray[Any] | torch.Tensor) -> Int6
     if array.size and array.min() < 0:
         where = int(array.argmin())
         raise ValueError(f"lengths: expected 0 or more, got {array[where]} at index {where}")
+    if array.size and array.sum(dtype=np.float64) >= 2**62:  # the sums below are int64
+        raise ValueError(f"lengths: expected fewer than 2**62 tokens together, got {sum(array.tolist())}")
     return np.ascontiguousarray(array, dtype=np.int64)
 
 

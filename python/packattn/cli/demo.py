@@ -64,7 +64,7 @@ QUICK = Settings(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="a smaller model and corpus, about ten seconds")
     parser.add_argument("--steps", type=_positive, help=f"training steps (default {FULL.steps})")
-    parser.add_argument("--seed", type=int, default=0, help="of every random choice (default 0)")
+    parser.add_argument("--seed", type=_seed, default=0, help="of every random choice (default 0)")
     picture = parser.add_mutually_exclusive_group()
     picture.add_argument(
         "--picture",
@@ -272,7 +272,14 @@ def _output_file(text: str) -> Path:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"wanted a whole number from 1, got {text}")
-    return value
+    return _whole(text, 1, 10**9)
+
+
+def _seed(text: str) -> int:
+    return _whole(text, 0, 2**32 - 1)
+
+
+def _whole(text: str, low: int, high: int) -> int:
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise argparse.ArgumentTypeError(f"wanted a whole number from {low} to {high}, got {text}")
+    return int(text)

@@ -109,6 +109,8 @@ def check_attention(
     shape = (setup.q.shape[0], setup.k.shape[0])
     if mask.dtype != torch.bool or tuple(mask.shape) != shape:
         raise ValueError(f"mask must be bool {list(shape)}, got {dtype_name(mask.dtype)} {list(mask.shape)}")
+    if sinks is not None and tuple(sinks.shape) != (heads[0],):
+        raise ValueError(f"sinks must be [Hq] = [{heads[0]}], got {list(sinks.shape)}")
     mask = mask.cpu()
     if mask.all() or not mask.any():
         raise ValueError("the mask must hide some keys and show some, or there is nothing to check")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,6 +63,9 @@ def make_setup(
     heads_q, heads_k = heads
     if heads_k < 1 or heads_q < 1 or heads_q % heads_k:
         raise ValueError(f"heads must be (Hq, Hkv) with Hq a multiple of Hkv, got {heads}")
+    for name, size in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
+        if size is not None and size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
     if not dtype.is_floating_point:
         raise TypeError(f"dtype must be a floating-point dtype, got {dtype_name(dtype)}")
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
@@ -107,7 +111,7 @@ def make_setup(
 def _pack(name: str, lengths: Sequence[int] | Packing, tail: int, device: torch.device | str) -> tuple[Packing, Spans]:
     if isinstance(lengths, Packing):
         return lengths.to(device), tuple((rows.start, rows.stop) for rows in lengths.documents())
-    counts = [int(length) for length in lengths]
+    counts = [operator.index(length) for length in lengths]
     if min(counts, default=0) < 0 or tail < 0:
         raise ValueError(f"{name} and tail must not be negative, got {counts} and {tail}")
     return Packing.from_lengths(counts, total=sum(counts) + tail, device=device), spans_of(counts)
@@ -126,7 +130,7 @@ class Subject:
     def call(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
         keywords = {} if self.setup.packing_k is None else {"packing_k": self.setup.packing_k}
         result = self.fn(q, k, v, self.setup.packing, **keywords)
-        if isinstance(result, (tuple, list)):
+        if isinstance(result, (tuple, list)) and result:
             return result[0], result[1] if len(result) > 1 else None
         return result, None
 
