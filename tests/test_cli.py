@@ -266,7 +266,8 @@ def test_demo_status_1_without_a_corpus(
 
 
 def test_demo_says_how_to_get_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in ("matplotlib", "matplotlib.figure"):  # the second may be imported already
+        monkeypatch.setitem(sys.modules, name, None)
     message = demo_picture.draw(tmp_path / "x.png", [torch.arange(3), torch.arange(4)], [])
     assert "pip install" in message and "matplotlib" in message
     assert not (tmp_path / "x.png").exists()

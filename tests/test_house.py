@@ -37,7 +37,16 @@ def files() -> list[Path]:
 
 def modules() -> list[ModuleType]:
     names = [m.name for m in pkgutil.walk_packages(packattn.__path__, "packattn.")]
-    return [packattn] + [import_module(n) for n in names if not n.endswith(("._C", ".__main__"))]
+    found = [packattn]
+    for name in names:
+        if name.endswith(("._C", ".__main__")):
+            continue
+        try:
+            found.append(import_module(name))
+        except ModuleNotFoundError as error:  # an integration's own library may be missing
+            if not name.startswith("packattn.integrations.") or (error.name or "").startswith("packattn"):
+                raise
+    return found
 
 
 MODULES = modules()

@@ -32,7 +32,10 @@ def python_blocks(text: str) -> Iterator[tuple[int, str, str | None]]:
 def test_python_blocks_run_and_print_what_they_say(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
-    for line, code, expected in python_blocks(path.read_text(encoding="utf-8")):
+    text = path.read_text(encoding="utf-8")
+    for needed in re.findall(r"<!-- needs: (\w+) -->", text):
+        pytest.importorskip(needed, reason=f"{needed} is not installed")
+    for line, code, expected in python_blocks(text):
         printed = io.StringIO()
         # Padding moves the block to its own line numbers, so that a traceback points into the document.
         program = compile("\n" * (line - 1) + code, str(path), "exec")

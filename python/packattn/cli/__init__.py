@@ -14,6 +14,7 @@ import packattn
 COMMANDS = {
     "info": "packattn.cli.info",
     "demo": "packattn.cli.demo",
+    "check": "packattn.cli.check",
 }
 
 

@@ -1,8 +1,9 @@
-"""Proof that a packed batch does not leak: three checks, each returning a report.
+"""Proof that a packed batch does not leak: four checks, each returning a report.
 
     check_attention(fn)                 which keys influence which query rows of an attention function, in the forward
                                         and in the backward, against the mask it should have
     check_positions(position_ids, p)    positions restart in every document
+    check_model(model)                  a transformers model, for every way of calling it and several implementations
     probe(model, documents)             a whole model: packed against unpacked logits, and what replacing one document
                                         does to every other one
 
@@ -13,23 +14,29 @@ which nothing could be learnt (fewer than two documents with tokens) is a ValueE
 
 from .attention import check_attention
 from .attention_report import AttentionReport, Check, Fault, ValueCheck
+from .model import WAYS, ModelReport, Way, WayReport, check_model
 from .positions import PositionFault, PositionReport, check_positions
 from .probe import probe
 from .probe_report import ProbeLeak, ProbeReport
 from .report import LeakError, Report
 
 __all__ = [
+    "WAYS",
     "AttentionReport",
     "Check",
     "Fault",
     "LeakError",
+    "ModelReport",
     "PositionFault",
     "PositionReport",
     "ProbeLeak",
     "ProbeReport",
     "Report",
     "ValueCheck",
+    "Way",
+    "WayReport",
     "check_attention",
+    "check_model",
     "check_positions",
     "probe",
 ]

@@ -1,0 +1,181 @@
+"""How does this model pack? Every way of calling it, for several attention implementations, with what mends each failure.
+
+MODEL is a folder that transformers can load, a GGUF file, or a name that transformers finds. The exit status is 0 if
+every way that ran keeps the documents apart and gives the logits of the documents alone, 1 if not, 2 if the model could
+not be loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from packattn.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from packattn.verify.model import ModelReport
+
+SUMMARY = "how a transformers model packs: leaks, positions, packed against unpacked"
+
+# Sizes of a small random model, for every name that a family's config may use.
+_SMALL: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "n_embd": 64,
+    "d_model": 64,
+    "intermediate_size": 96,
+    "ffn_dim": 96,
+    "num_hidden_layers": 2,
+    "n_layer": 2,
+    "num_attention_heads": 4,
+    "n_head": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "n_positions": 128,
+    "moe_intermediate_size": 32,
+    "num_local_experts": 2,
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "sliding_window": 8,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", help="a folder, a GGUF file, or a name that transformers finds")
+    parser.add_argument(
+        "--random", metavar="ARCH", help="a small random model of this type instead (llama, gemma2, bert)"
+    )
+    parser.add_argument(
+        "--attn",
+        metavar="NAMES",
+        help="attention implementations, by commas (default: eager,sdpa,flex_attention,packattn)",
+    )
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    parser.add_argument("--device", default="cpu", help="where to run (default: cpu)")
+    parser.add_argument("--tolerance", type=float, help="of packed against alone, relative to the largest logit")
+    parser.add_argument("--seed", type=int, default=0, help="of the random model and the documents")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument(
+        "--picture", metavar="FILE", help="draw leak and verdict of every way into FILE (png, svg, pdf)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from packattn.verify import model as verify_model
+
+    if (args.model is None) == (args.random is None):
+        print("packattn check: give a MODEL or --random ARCH, and only one of them", file=sys.stderr)
+        return 2
+    try:
+        model = random_model(args.random, args.seed) if args.random else load(args.model)
+    except Exception as error:  # noqa: BLE001  (transformers raises many kinds for a model that it cannot load)
+        print(f"packattn check: {error}", file=sys.stderr)
+        return 2
+    model = model.to(device=args.device, dtype=getattr(torch, args.dtype))
+    names = tuple(args.attn.split(",")) if args.attn else verify_model.IMPLEMENTATIONS
+    total = len(names) * len(verify_model.WAYS)
+    bar = None if args.json else Progress(total, "calls")
+    report = verify_model.check_model(
+        model,
+        implementations=names,
+        tolerance=args.tolerance,
+        seed=args.seed,
+        progress=None if bar is None else lambda done, total: bar.advance(),
+    )
+    if args.picture:
+        picture(report, args.picture)
+    print(json.dumps(report.to_dict(), indent=2) if args.json else f"\n{report}")
+    return 0 if report.passed else 1
+
+
+def load(name: str) -> Any:
+    """The model, as its config says (a causal or masked language model, or the bare encoder).
+
+    Raises:
+        FileNotFoundError: a path that does not exist. Others as transformers raises them.
+    """
+    import transformers
+
+    path = Path(name)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise FileNotFoundError(f"{name} does not exist")
+        return transformers.AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name)
+    if ("/" not in name or name.startswith((".", "/"))) and not path.exists():
+        raise FileNotFoundError(f"{name} does not exist")
+    config = transformers.AutoConfig.from_pretrained(name)
+    kind = next((getattr(transformers, a, None) for a in config.architectures or ()), None) or transformers.AutoModel
+    return kind.from_pretrained(name)
+
+
+def random_model(architecture: str, seed: int) -> Any:
+    """A small random model of a type that transformers knows ("llama", "mistral", "gemma2", "bert", ...).
+
+    Raises:
+        ValueError: an unknown type.
+    """
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if architecture not in CONFIG_MAPPING:
+        raise ValueError(
+            f"--random: ARCH must be a model type of transformers (llama, gemma2, bert, ...), got {architecture!r}"
+        )
+    kind = CONFIG_MAPPING[architecture]
+    known = kind().to_dict()
+    names = {v: k for k, v in (getattr(kind, "attribute_map", None) or {}).items()}
+    small = {k: v for k, v in _SMALL.items() if k in known and (known[k] is not None or k.endswith("_id"))}
+    small = {k: v for k, v in small.items() if k not in names or names[k] not in small}
+    for name in known:
+        if name.endswith(("dropout", "dropout_prob", "_pdrop")):
+            small[name] = 0.0
+    torch.manual_seed(seed)
+    config = kind(**small)
+    # Encoders have a causal head too, so the masked one comes first.
+    for auto in (transformers.AutoModelForMaskedLM, transformers.AutoModelForCausalLM, transformers.AutoModel):
+        with contextlib.suppress(ValueError):  # this head is not made for this type
+            return auto.from_config(config, attn_implementation="eager")
+    raise ValueError(f"--random: transformers has no model for the type {architecture!r}")
+
+
+def picture(report: ModelReport, file: str) -> None:
+    """A table of cells, one for every implementation and way: blue keeps documents apart, orange leaks or differs, grey
+    was not run; with the size of the leak in it."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(row.implementation for row in report.rows))
+    ways = list(dict.fromkeys(row.way for row in report.rows))
+    colors = {"ok": "#9ecae1", "rounding": "#9ecae1", "leaks": "#fd8d3c", "differs": "#fdd0a2", "not run": "#eeeeee"}
+    figure = Figure(figsize=(2.2 + 1.5 * len(names), 1.2 + 0.42 * len(ways)), layout="constrained")
+    axes = figure.subplots()
+    for row in report.rows:
+        x, y = names.index(row.implementation), ways.index(row.way)
+        axes.add_patch(_cell(x, y, colors[row.verdict]))
+        text = row.verdict if row.verdict != "leaks" else f"leaks {row.leak:.3g}"
+        axes.text(x, y, text, ha="center", va="center", fontsize=8)
+    axes.set_xlim(-0.5, len(names) - 0.5)
+    axes.set_ylim(len(ways) - 0.5, -0.5)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_yticks(range(len(ways)), ways)
+    axes.tick_params(length=0, labelsize=8)
+    axes.set_title(f"{report.model}: what replacing a document moves in the others", fontsize=9)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    figure.savefig(file, dpi=150)
+
+
+def _cell(x: int, y: int, color: str) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=color, linewidth=0)

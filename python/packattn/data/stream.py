@@ -1,0 +1,210 @@
+"""Packing a stream: windows of documents, packed, spread over ranks, and resumable between any two batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from ..packer import pack
+
+_VERSION = 1
+
+
+class StreamPacker(IterableDataset[list[Any]]):
+    """Yields bins, lists of documents of ``capacity`` tokens at most, for one rank.
+
+    Every rank reads the same stream, ``window`` documents at a time, packs them in the same way and takes one bin of
+    every step. Bins of one step have like attention cost (the sum of squared lengths), so that ranks wait little for each
+    other. What does not fill a step goes on into the next window; at the end the rest is spread over the ranks. Every
+    document is yielded by exactly one rank, exactly once, and every rank yields equally often; where the stream ends, a
+    rank may get an empty list if there are fewer documents than ranks.
+
+    Args:
+        source: documents, in an order that is the same every time it is iterated (a list, a Dataset, a shuffled
+            IterableDataset with its seed). With ``__getitem__`` and ``__len__``, resuming does not read what is past.
+        capacity: tokens of a bin.
+        window: documents that are packed together.
+        keep_order: documents in the order of the stream: bin after bin, rank after rank ("next_fit"). Otherwise best fit
+            decreasing.
+        seed: shuffle: a source with ``__getitem__`` as a whole, differently in each epoch; any source within a window.
+        rank, world_size: which bins are yielded; by default those of torch.distributed if it is initialised.
+        length: tokens of a document; by default ``len(document["input_ids"])``, or ``len(document)``.
+
+    With several DataLoader workers, each yields every n-th bin (pass ``batch_size=None``, so that their order is kept).
+    A document longer than ``capacity`` is an error that names it.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        capacity: int,
+        *,
+        window: int = 1024,
+        keep_order: bool = False,
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        length: Callable[[Any], int] | None = None,
+    ) -> None:
+        super().__init__()
+        if (rank is None) != (world_size is None):
+            raise ValueError("StreamPacker: rank and world_size must be given together")
+        if rank is None or world_size is None:
+            ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+            rank, world_size = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if ready else (0, 1)
+        if not 0 <= rank < world_size:
+            raise ValueError(f"StreamPacker: rank must be 0 to {world_size - 1}, got {rank}")
+        if window < 1 or capacity < 1:
+            raise ValueError(f"StreamPacker: window and capacity must be at least 1, got {window} and {capacity}")
+        if keep_order and seed is not None:
+            raise ValueError("StreamPacker: keep_order and seed exclude each other")
+        self.source, self.capacity, self.window, self.keep_order, self.seed = source, capacity, window, keep_order, seed
+        self.rank, self.world_size = rank, world_size
+        self.length = _length if length is None else length
+        self._state = self._fresh(0)
+
+    def _fresh(self, epoch: int) -> dict[str, Any]:
+        # next: the first document of the stream that no window has taken. carry: documents before it that are not yielded
+        # yet (their places in the stream). step: how many steps of the window that begins there are done, and done: how
+        # many steps there were in the windows before it.
+        return {"version": _VERSION, "epoch": epoch, "next": 0, "carry": [], "step": 0, "done": 0}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins an epoch anew (its number changes the shuffle)."""
+        self._state = self._fresh(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration is, after the last bin that was yielded: plain numbers, the same on every rank."""
+        return {
+            **self._state,
+            "carry": list(self._state["carry"]),
+            "capacity": self.capacity,
+            "window": self.window,
+            "keep_order": self.keep_order,
+            "seed": self.seed,
+            "world_size": self.world_size,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where ``state_dict`` was taken, with the same source.
+
+        Raises:
+            ValueError: a state of another version or of other settings, under which the bins would be others.
+        """
+        if state.get("version") != _VERSION:
+            raise ValueError(f"StreamPacker: state must be of version {_VERSION}, got {state.get('version')!r}")
+        for name in ("capacity", "window", "keep_order", "seed", "world_size"):
+            if state[name] != getattr(self, name):
+                raise ValueError(
+                    f"StreamPacker: state was taken with {name} = {state[name]}, this one has {getattr(self, name)}"
+                )
+        self._state = {key: state[key] for key in self._fresh(0)}
+        self._state["carry"] = list(state["carry"])
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """From where the last iteration stopped (or the loaded state says) to the end of the epoch; the iteration after
+        that is the next epoch. ``set_epoch`` begins anew."""
+        worker = get_worker_info()
+        workers, number = (1, 0) if worker is None else (worker.num_workers, worker.id)
+        stream = self._stream()
+        carried = {place: document for place, document in zip(self._state["carry"], stream, strict=False)}
+        while True:
+            fresh = dict(zip(range(self._state["next"], self._state["next"] + self.window), stream, strict=False))
+            documents = {**carried, **fresh}
+            last = len(fresh) < self.window
+            steps, left = self._steps(documents, last)
+            for step, bins in enumerate(steps):
+                if step < self._state["step"]:
+                    continue
+                self._state["step"] = step + 1
+                if (self._state["done"] + step) % workers == number:
+                    yield [documents[place] for place in bins[self.rank]]
+            if last:
+                break
+            carried = {place: documents[place] for place in left}
+            self._state.update(
+                next=self._state["next"] + len(fresh), carry=left, step=0, done=self._state["done"] + len(steps)
+            )
+        self._state = self._fresh(self._state["epoch"] + 1)
+
+    def _stream(self) -> Iterator[Any]:
+        """The carried documents of the state, then those from ``next`` on."""
+        start, carry = self._state["next"], self._state["carry"]
+        if hasattr(self.source, "__getitem__") and hasattr(self.source, "__len__"):
+            source: Any = self.source
+            order = np.arange(len(source))
+            if self.seed is not None:
+                np.random.RandomState([self.seed, self._state["epoch"]]).shuffle(order)
+            for place in (*carry, *range(start, len(order))):
+                yield source[int(order[place])]
+            return
+        kept: dict[int, Any] = {}
+        wanted = set(carry)
+        iterator = iter(self.source)
+        for place in range(start):
+            try:
+                document = next(iterator)
+            except StopIteration:
+                raise ValueError(
+                    f"StreamPacker: the source ended after {place} documents, but the state says that {start} were read"
+                ) from None
+            if place in wanted:
+                kept[place] = document
+        yield from (kept[place] for place in carry)
+        yield from iterator
+
+    def _steps(self, documents: dict[int, Any], last: bool) -> tuple[list[list[list[int]]], list[int]]:
+        """Steps of ``world_size`` bins each (the places of their documents), and the places that are left over."""
+        places = list(documents)
+        sizes = [self.length(documents[place]) for place in places]
+        for place, size in zip(places, sizes, strict=True):
+            if size > self.capacity:
+                raise ValueError(
+                    f"StreamPacker: documents must have at most capacity = {self.capacity} tokens, document {place} of the "
+                    f"stream has {size}; cut or split it first"
+                )
+        if not places:
+            return [], []
+        seed = None if self.seed is None else int(np.random.RandomState([self.seed, places[-1]]).randint(2**31))
+        algorithm: Literal["next_fit", "bfd"] = "next_fit" if self.keep_order else "bfd"
+        packed = pack(sizes, self.capacity, algorithm, seed=seed)
+        bins = [[places[item] for item, _, _ in one] for one in packed]
+        costs = packed.costs.tolist()
+        whole = len(bins) // self.world_size * self.world_size
+        if self.keep_order:
+            # The last bin may still take what comes; so may the step that is not full.
+            if not last and whole == len(bins):
+                whole -= self.world_size
+            order = list(range(len(bins)))
+        else:
+            # The emptiest bins are left over, because the next window can fill them.
+            tokens = packed.tokens.tolist()
+            kept = sorted(range(len(bins)), key=lambda b: (-tokens[b], b))[:whole]
+            kept.sort(key=lambda b: (-costs[b], b))
+            order = [*kept, *(b for b in range(len(bins)) if b not in set(kept))]
+        steps = [[bins[b] for b in order[i : i + self.world_size]] for i in range(0, whole, self.world_size)]
+        if not self.keep_order and seed is not None:
+            np.random.RandomState(seed).shuffle(steps)
+        rest = sorted(place for b in order[whole:] for place in bins[b])
+        if not last or not rest:
+            return steps, rest
+        spread = [bins[b] for b in order[whole:]]
+        if not self.keep_order:
+            try:
+                sizes = [self.length(documents[place]) for place in rest]
+                spare = pack(sizes, self.capacity, "balanced", num_bins=self.world_size)
+                spread = [[rest[item] for item, _, _ in one] for one in spare]
+            except ValueError:  # tight: equal costs do not fit into that many bins, but the bins as they are do
+                pass
+        steps.append([*spread, *([] for _ in range(self.world_size - len(spread)))])
+        return steps, []
+
+
+def _length(document: Any) -> int:
+    if isinstance(document, dict):
+        return len(document["input_ids"])
+    return len(document)

@@ -1,0 +1,117 @@
+"""StreamPacker: every document once, for every number of ranks, and the same batches after a stop at any step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packattn.data import StreamPacker
+
+
+def documents(count: int, longest: int = 40, seed: int = 0) -> list[list[int]]:
+    random = np.random.RandomState(seed)
+    return [[number] * int(n) for number, n in enumerate(random.randint(0, longest + 1, count))]
+
+
+class Stream:
+    """A source that can only be iterated."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+
+def names(bins: list[list[list[int]]]) -> list[int]:
+    return [document[0] for one in bins for document in one if document]
+
+
+@pytest.mark.parametrize("kind", [list, Stream])
+@pytest.mark.parametrize("options", [{}, {"seed": 3}, {"keep_order": True}])
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_every_document_once(kind: Any, options: dict[str, Any], ranks: int) -> None:
+    docs = documents(500)
+    epochs = []
+    packers = [StreamPacker(kind(docs), 64, window=100, rank=r, world_size=ranks, **options) for r in range(ranks)]
+    for _ in range(2):
+        found = [list(packer) for packer in packers]
+        assert len({len(bins) for bins in found}) == 1, "every rank takes the same number of steps"
+        steps = [one for step in zip(*found, strict=True) for one in step]
+        assert all(sum(map(len, one)) <= 64 for one in steps)
+        assert sorted(names(steps)) == [i for i, d in enumerate(docs) if d]
+        assert sum(len(one) for one in steps) == len(docs), "documents of no tokens come too"
+        if options.get("keep_order"):
+            assert names(steps) == sorted(names(steps))
+        epochs.append(steps)
+    assert (epochs[0] == epochs[1]) == ("seed" not in options or kind is Stream)
+    tokens = sum(map(len, docs))
+    assert tokens / (64 * len(steps)) > (0.7 if options.get("keep_order") else 0.93)
+
+
+def test_steps_have_like_cost() -> None:
+    docs = documents(2000)
+    found = [list(StreamPacker(docs, 64, window=400, rank=r, world_size=4)) for r in range(4)]
+    cost = np.array([[sum(len(d) ** 2 for d in one) for one in bins] for bins in found])
+    assert (cost.max(0) / cost.mean(0))[:-1].mean() < 1.1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 16), max_size=60),
+    st.integers(1, 20),
+    st.integers(1, 3),
+    st.sampled_from([{}, {"seed": 1}, {"keep_order": True}]),
+    st.booleans(),
+    st.data(),
+)
+def test_stop_and_go_on_anywhere(
+    sizes: list[int], window: int, ranks: int, options: dict[str, Any], indexed: bool, data: st.DataObject
+) -> None:
+    docs = [[number] * n for number, n in enumerate(sizes)]
+    source: Any = docs if indexed else Stream(docs)
+    for rank in range(ranks):
+        arguments = {"window": window, "rank": rank, "world_size": ranks, **options}
+        whole = list(StreamPacker(source, 16, **arguments))
+        stop = data.draw(st.integers(0, len(whole)))
+        again = StreamPacker(source, 16, **arguments)
+        iterator = iter(again)
+        taken = [next(iterator) for _ in range(stop)]
+        state = json.loads(json.dumps(again.state_dict()))
+        later = StreamPacker(source, 16, **arguments)
+        later.load_state_dict(state)
+        assert taken + list(later) == whole
+
+
+def test_workers() -> None:
+    docs = documents(200)
+    whole = list(StreamPacker(docs, 64, window=50))
+    loader = torch.utils.data.DataLoader(StreamPacker(docs, 64, window=50), batch_size=None, num_workers=2)
+    assert list(loader) == whole
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="at most capacity = 4 tokens, document 1 of the stream has 5"):
+        list(StreamPacker([[1], [1] * 5], 4))
+    with pytest.raises(ValueError, match="rank must be 0 to 1, got 2"):
+        StreamPacker([], 4, rank=2, world_size=2)
+    with pytest.raises(ValueError, match="must be given together"):
+        StreamPacker([], 4, rank=0)
+    with pytest.raises(ValueError, match="exclude each other"):
+        StreamPacker([], 4, keep_order=True, seed=1)
+    state = StreamPacker([], 4).state_dict()
+    with pytest.raises(ValueError, match="taken with capacity = 4, this one has 5"):
+        StreamPacker([], 5).load_state_dict(state)
+    with pytest.raises(ValueError, match="must be of version 1, got 2"):
+        StreamPacker([], 4).load_state_dict({**state, "version": 2})
+    short = StreamPacker(Stream([[1]]), 4)
+    short.load_state_dict({**state, "next": 3})
+    with pytest.raises(ValueError, match="ended after 1 documents, but the state says that 3"):
+        list(short)

