@@ -105,6 +105,21 @@ def test_threads_and_runs_change_no_bit(case: Case, dtype: torch.dtype, threads:
             assert_same_bits(run(case, x), expected, f"{count} threads")
 
 
+@pytest.mark.parametrize("dims", ((64, 64), (40, 48), (64, 24)), ids=str)
+def test_large_outputs_are_stored_past_the_caches(dims: tuple[int, int]) -> None:
+    """Outputs of 16 MiB and more take stores of their own where rows are whole lines (Dv = 24: they are not)."""
+    heads = 4096 // dims[1]
+    long = (9, 150, -3, 16, 1, 40)
+    rest = -(-(2**22) // (heads * dims[1])) - sum(map(abs, long))
+    case = Case("large", (*long, *(8,) * (rest // 8 + 1), -2), dims=dims, heads=(heads, heads))
+    assert case.total_q * heads * dims[1] * 4 >= 2**24
+    x = inputs(case, FLOAT32)
+    packed = run(case, x)
+    for n in (*range(6), len(case.documents) - 1):
+        assert_same_bits(of_document(case, n, packed), alone(case, n, x), f"document {n} of a large output and alone")
+    assert not packed["out"][-2:].any()
+
+
 # ---------------------------------------------------------------------------------------------------- NaN and Inf
 
 ISOLATION = [

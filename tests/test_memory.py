@@ -43,3 +43,10 @@ def test_no_growth(native: None) -> None:
     """Calls of other sizes and head dims, again and again, leave no scratch behind."""
     report = in_subprocess("memory_after_many_calls")
     assert report["later"] - report["early"] <= 8 * MIB, report
+
+
+@LINUX
+def test_threads_do_not_multiply_the_sums_of_the_query_gradient(native: None) -> None:
+    """In 16-bit dtypes they are float32 buffers: one for each kv head of a long document, not one for each thread."""
+    report = in_subprocess("address_space_of_backward", OMP_WAIT_POLICY="PASSIVE")
+    assert report["added"] <= 3 * report["sums"], report

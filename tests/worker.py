@@ -129,6 +129,29 @@ def peak_memory(lengths: str) -> dict[str, int]:
     return {"above": peak - before - results, "q": q.nbytes, "results": results}
 
 
+def address_space_of_backward() -> dict[str, int]:
+    """Bytes of address space that a backward of one long document adds, in bfloat16, with 16 threads and one kv head; and
+    the bytes of its query gradient in float32."""
+    import packattn
+
+    tokens, heads, dim = 16384, 8, 64
+    torch.set_num_threads(16)
+    packing = packattn.Packing.from_lengths([tokens])
+
+    def step(dtype: torch.dtype) -> None:
+        q, k = (torch.randn(tokens, h, dim, dtype=dtype).requires_grad_() for h in (heads, 1))
+        packattn.attention(q, k, k, packing, window_size=(64, 0)).sum().backward()
+
+    def peak() -> int:
+        line = next(s for s in Path("/proc/self/status").read_text().splitlines() if s.startswith("VmPeak"))
+        return int(line.split()[1]) * 1024
+
+    step(torch.float32)  # starts the threads, and takes more memory for everything but the sums
+    before = peak()
+    step(torch.bfloat16)
+    return {"added": peak() - before, "sums": tokens * heads * dim * 4}
+
+
 def memory_after_many_calls() -> dict[str, int]:
     """Resident bytes after the calls of one round, and after twenty more rounds."""
     from cases import BFLOAT16, FLOAT32, SUBSET

@@ -80,7 +80,7 @@ bool streams_out(const AttentionForwardParams& p) {
          p.out.head_stride % kLine == 0 && p.head_dim_v % kLine == 0;
 }
 
-// The turn belongs to a tile that another worker is computing right now.
+// The tile whose turn it is has been handed out to a worker that is running: pieces are handed out in order.
 void wait_for_turn(const int32_t* turn, int32_t tile) {
   for (int spins = 0; __atomic_load_n(turn, __ATOMIC_ACQUIRE) != tile; spins++) {
     if (spins < 2000) {
@@ -99,6 +99,7 @@ class Accumulators {
  public:
   Accumulators(float* memory, size_t each, int count) {
     for (int i = 0; i < count; i++) free_.push_back(memory + i * each);
+    open_.reserve(count);  // acquire() must not throw: another worker may be waiting for this one's turn
   }
   // `pieces`: how many calls of release will follow for this id
   float* acquire(int64_t id, int64_t pieces) {
@@ -174,11 +175,12 @@ void attention_backward(const AttentionBackwardParams& p, const Executor& execut
                 keys = static_cast<int64_t>(plan.unseen_keys.size());
   const int workers = worker_count(executor, items + rows + keys);
 
-  const bool direct = p.dtype == DType::float32;
+  const bool in_place = p.dtype == DType::float32;  // dquery itself is the accumulator
   const size_t each = Workspace::padded(k.backward_scratch(p));
-  const size_t accumulator = direct ? 0 : Workspace::padded(schedule.accumulator);
+  const size_t accumulator = in_place ? 0 : Workspace::padded(schedule.accumulator);
+  const int accumulator_count = static_cast<int>(std::min<int64_t>(workers, schedule.accumulators));
   const size_t delta = Workspace::padded(p.heads_q * p.total_q), turns = Workspace::padded(schedule.turns);
-  Workspace workspace((each + accumulator) * workers + delta + turns);
+  Workspace workspace(each * workers + accumulator * accumulator_count + delta + turns);
   float* scratch = workspace.take(each * workers);
   BackwardContext context{};
   context.params = &p;
@@ -188,7 +190,7 @@ void attention_backward(const AttentionBackwardParams& p, const Executor& execut
   context.turns = reinterpret_cast<int32_t*>(workspace.take(turns));
   context.wait_for_turn = wait_for_turn;
   std::fill(context.turns, context.turns + schedule.turns, -1);  // no tile's number
-  Accumulators accumulators(workspace.take(accumulator * workers), accumulator, workers);
+  Accumulators accumulators(workspace.take(accumulator * accumulator_count), accumulator, accumulator_count);
 
   // Several workers read delta of a shared segment, so it comes first; elsewhere it is computed on the way.
   std::vector<Range> pieces;

@@ -148,7 +148,7 @@ struct Backward {
   const int D = p.head_dim, Dv = p.head_dim_v, Dp = padded_dim(D), Dvp = padded_dim(Dv);
   const int heads_per_key = p.heads_q / p.heads_k;
   const int tile = key_tile(p);
-  static constexpr bool kDirect = sizeof(T) == sizeof(float);  // dquery itself is the accumulator
+  static constexpr bool kInPlace = sizeof(T) == sizeof(float);  // dquery itself is the accumulator
 
   void delta_rows(int r0, int r1, int hq) const {
     float* delta = context.delta + hq * p.total_q;
@@ -274,7 +274,7 @@ struct Backward {
           }
         }
       }
-    if constexpr (!kDirect) {
+    if constexpr (!kInPlace) {
       if (b.last) {
         for (int r = b.b0; r < b.b1; r++) {
           T* to = at<T>(p.dquery, r, b.hq);
@@ -358,7 +358,7 @@ struct Backward {
           } else if (b.first) {
             delta_rows(b.b0, b.b1, hq);
           }
-          if (kDirect) {
+          if (kInPlace) {
             b.dq = reinterpret_cast<float*>(at<T>(p.dquery, b.b0, hq));
             b.ld = p.dquery.row_stride;
           } else {

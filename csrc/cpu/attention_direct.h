@@ -180,8 +180,8 @@ PACKATTN_NOINLINE static void direct_forward_head(const AttentionForwardParams& 
     vstore(lse + i, vadd(top, vlog(sum)));
   }
   __builtin_memcpy(p.lse + hq * p.total_q + m.r0, lse, m.rows * sizeof(float));
-  Combine<T, 1, kDirect>{at<T>(p.out, m.r0, hq), p.out.row_stride, value, z, m.key_begin, m.key_end, Dv, false, stream, ahead}
-      .run(m.rows);
+  T* out = at<T>(p.out, m.r0, hq);
+  Combine<T, 1, kDirect>{out, p.out.row_stride, value, z, m.key_begin, m.key_end, Dv, false, stream, ahead}.run(m.rows);
 }
 
 // A kv head's sums over its query heads are kept in scratch, unless it has only one.

@@ -95,7 +95,7 @@ static constexpr bool is_direct(const Segment& s, const Run* runs) {
   return s.run1 - s.run0 == 1 && s.k1 - s.k0 <= kDirect && runs[s.run0].q1 - runs[s.run0].q0 <= kDirect;
 }
 
-// Keys per tile. The forward's bits depend on it, so it may depend on the head dimensions alone.
+// Keys per tile. Sums are made tile by tile, so bits depend on it, and it may depend on the head dimensions alone.
 static constexpr int32_t key_tile(const AttentionForwardParams& p) {
   return p.head_dim <= 64 && p.head_dim_v <= 64 ? 128 : 64;
 }
@@ -104,7 +104,8 @@ static constexpr int32_t forward_rows(const AttentionForwardParams& p) {
   const int32_t d = p.head_dim > p.head_dim_v ? p.head_dim : p.head_dim_v;
   return d <= 128 ? 192 : d <= 256 ? 96 : 48;
 }
-// Query rows per backward block, before they are divided evenly. Changes no bits.
+// Query rows per backward block, before a run's rows are divided evenly. dkey and dvalue are summed block by block, so
+// their bits depend on it, and it may depend on the head dimensions alone.
 static constexpr int32_t backward_rows(const AttentionForwardParams& p) {
   return p.head_dim <= 128 && p.head_dim_v <= 128 ? 96 : 48;
 }

@@ -174,7 +174,10 @@ Schedule backward_schedule(const AttentionForwardParams& p, const Plan& plan, in
     const int64_t cost = (plan.pairs[s] + 32 * rows) * group * row_cost(p) * 5 / 2;
     // Shared or not changes no bit, so it may depend on the other documents and on the workers.
     const bool share = workers > 1 && tiles > 1 && plan.pairs[s] > total / (8 * workers);
-    if (tiles > 1) schedule.accumulator = std::max(schedule.accumulator, rows * group * padded_dim(p.head_dim));
+    if (tiles > 1) {
+      schedule.accumulators += p.heads_k;
+      schedule.accumulator = std::max(schedule.accumulator, rows * group * padded_dim(p.head_dim));
+    }
     if (share) {
       for (int32_t h = 0; h < p.heads_k; h++) {
         for (int32_t t = tiles - 1; t >= 0; t--) {

@@ -29,7 +29,8 @@ struct Schedule {
   std::vector<int64_t> grabs;
   std::vector<int32_t> shared;  // backward: segments whose tiles several workers take in turns
   int64_t turns = 0;            // backward: turn counters in all
-  int64_t accumulator = 0;      // backward: floats that the largest accumulator of a (segment, kv head) needs
+  int64_t accumulators = 0;     // backward: (segment, kv head) pairs whose dquery is a sum over several tiles
+  int64_t accumulator = 0;      // backward: floats that the largest of those sums needs
 
   int64_t size() const { return static_cast<int64_t>(grabs.size()) - 1; }
 };
