@@ -95,6 +95,17 @@ FAMILIES = {
 }
 
 
+def roberta(head: str = "RobertaForMaskedLM", attn: str = "packattn") -> Any:
+    """Its positions begin at pad_token_id + 1, here 2."""
+    import transformers
+
+    torch.manual_seed(0)
+    changes = {"pad_token_id": 1, "bos_token_id": 0, "attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
+    config = transformers.RobertaConfig(**{**COMMON, **changes})
+    config._attn_implementation = attn
+    return getattr(transformers, head)(config).eval()
+
+
 def documents(lengths: tuple[int, ...], seed: int = 1) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(3, COMMON["vocab_size"], (n,), generator=generator) for n in lengths]

@@ -158,6 +158,25 @@ class TestMegatron:
         flat = want(*(x.transpose(0, 1).flatten(0, 1) for x in (q, k, v)), spans=[(0, 3), (3, 6)])
         torch.testing.assert_close(out, flat.reshape(2, 3, 32).transpose(0, 1))
 
+    @pytest.mark.parametrize("window", [None, (1, 0)])
+    def test_documents_in_the_mask(self, window: Any) -> None:
+        """reset_attention_mask: Megatron hides other documents in attention_mask, of the type "causal" all the same."""
+        q, k, v = qkv(7, 2)
+        hidden = torch.ones(2, 1, 7, 7).triu(1).bool()
+        hidden[0, :, 3:, :3] = True
+        hidden[1, :, 5:, :5] = True
+        out = self.build("causal", window_size=window)(q, k, v, hidden)
+        spans = [(0, 3), (3, 7), (7, 12), (12, 14)]
+        pattern = {} if window is None else {"window_size": window}
+        flat = want(*(x.transpose(0, 1).flatten(0, 1) for x in (q, k, v)), spans=spans, **pattern)
+        torch.testing.assert_close(out, flat.reshape(2, 7, 32).transpose(0, 1))
+
+    def test_causal_mask_for_every_row_of_the_batch(self) -> None:
+        q, k, v = qkv(5, 2)
+        module = self.build("causal")
+        out = module(q, k, v, torch.ones(1, 1, 5, 5).triu(1).bool())
+        torch.testing.assert_close(out, module(q, k, v, None))
+
     def test_window_skip_and_sinks(self) -> None:
         q, k, v = qkv(9)
         module = self.build(layer=1, window_size=(1, 0), window_attn_skip_freq=2, softmax_type="learnable")
@@ -194,3 +213,12 @@ class TestMegatron:
     def test_dense_masks_are_refused(self) -> None:
         with pytest.raises(ValueError, match="attention_mask .* cannot be honoured"):
             self.build("padding")(*qkv(3, 2), torch.ones(2, 1, 3, 3).bool())
+        causal = torch.ones(2, 1, 3, 3).triu(1).bool()
+        for mask, message in (
+            (causal.float(), "attention_mask must be bool"),
+            (causal[..., :2], r"attention_mask must be bool \[2 or 1, 1, 3, 3\]"),
+            (causal | torch.tensor([True, False, False]), "hides keys from every token"),
+            (causal | torch.tensor([[0], [0], [1]]) * torch.tensor([0, 1, 0]) == 1, "one run of keys.*row 2"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                self.build("causal")(*qkv(3, 2), mask)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES, documents
+from families import FAMILIES, documents, roberta
 
 from packattn import cli, verify
 from packattn.verify import model as verify_model
@@ -84,11 +84,27 @@ def test_nothing_that_ran_is_no_pass() -> None:
     assert "nonsense was not run" in str(report)
 
 
+def test_model_of_nan_does_not_pass() -> None:
+    """NaN equals NaN to the measurements, but nothing can be learnt from it."""
+    model = FAMILIES["llama"].build()
+    torch.nn.init.constant_(model.lm_head.weight, float("nan"))
+    report = verify.check_model(model, implementations=("packattn",))
+    assert not report.passed
+    assert "are NaN" in report.rows[0].note
+
+
+def test_positions_that_begin_later() -> None:
+    report = verify.check_model(roberta(), implementations=("packattn",))
+    assert report.passed, str(report)
+
+
 def test_wrong_arguments() -> None:
     with pytest.raises(TypeError, match="must be a transformers PreTrainedModel, got Linear"):
         verify.check_model(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="at least two with tokens, got 1"):
         verify.check_model(FAMILIES["llama"].build(), documents((5, 0)))
+    with pytest.raises(ValueError, match="at least two different tokens, got only 7"):
+        verify.check_model(FAMILIES["llama"].build(), [torch.tensor([7, 7]), torch.tensor([7])])
 
 
 def test_command_line_random(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES
+from families import FAMILIES, roberta
 
 transformers = pytest.importorskip("transformers", minversion="5.20", reason="transformers >= 5.20 is not installed")
 
@@ -39,6 +39,18 @@ def test_small_encoders(hf: Any, name: str, pooling: Any) -> None:
     want = torch.stack([s.mean(0) if pooling == "mean" else s[0] for s in states])
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     assert embed(model, []).shape == (0, 32)
+
+
+def test_positions_begin_where_the_model_has_them(hf: Any) -> None:
+    """RoBERTa counts from pad_token_id + 1, and has that many positions less."""
+    from packattn.integrations.encoders import embed
+
+    model = roberta("RobertaModel")
+    documents = sentences(10, 61, 100)
+    got = embed(model, documents, capacity=150, normalize=False)
+    torch.testing.assert_close(got, one_by_one(model, documents), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="1 to 126 tokens, document 0 has 127"):
+        embed(model, [[3] * 127])
 
 
 def test_refusals(hf: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES, documents, offsets, positions, segments
+from families import FAMILIES, documents, offsets, positions, roberta, segments
 
 import packattn
 
@@ -43,6 +43,11 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor)
 def test_names_that_transformers_treats_specially(hf: Any, name: str) -> None:
     with pytest.raises(ValueError, match="name must not"):
         hf.register(name)
+
+
+def test_as_name_eager_is_refused(hf: Any) -> None:
+    with pytest.raises(ValueError, match="as_name must be a registered implementation"):
+        hf.register(as_name="eager")
 
 
 def test_as_name_takes_and_gives_back(hf: Any) -> None:
@@ -151,6 +156,10 @@ def test_ordinary_use_says_nothing(hf: Any, name: str) -> None:
         ({"dropout": 0.1}, "attention dropout 0.1"),
         ({"output_attentions": True}, "output_attentions"),
         ({"head_mask": torch.ones(4)}, "head_mask"),
+        ({"indices": torch.zeros(1, 6, 2)}, "passes indices .* cannot be honoured"),
+        ({"block_indices": torch.zeros(1, 1, 6, 2)}, "passes block_indices"),
+        ({"sinks": torch.zeros(1, 4, 6, 1)}, "passes sinks"),
+        ({"cu_seq_lens_k": torch.tensor([0, 6])}, "cu_seq_lens_k came without cu_seq_lens_q"),
         ({"cu_seq_lens_q": [0, 6]}, "cu_seq_lens_q must be a tensor, got list"),
         ({"cu_seq_lens_q": torch.tensor([0, 7])}, r"cu_seq_lens_q must be offsets up to total = 6"),
         ({"cu_seq_lens_q": torch.tensor([1, 6])}, r"cu_seq_lens_q must be offsets that start at 0"),
@@ -181,6 +190,19 @@ def test_dropout_of_a_model_in_training(hf: Any) -> None:
     model(row)  # eval: no dropout
     with pytest.raises(ValueError, match="LlamaAttention asks for attention dropout 0.1.*set it to 0"):
         model.train()(row)
+
+
+def test_offsets_of_other_lengths_and_a_mask(hf: Any) -> None:
+    """The mask's diagonal is the row's; by it the first document would see its own future."""
+    q, k, v = heads(queries=4, keys=8)
+    cu = {"cu_seq_lens_q": torch.tensor([0, 2, 4]), "cu_seq_lens_k": torch.tensor([0, 4, 8])}
+    out, _ = hf.attention(layer(), q, k, v, None, **cu)
+    block = torch.block_diag(*[torch.ones(2, 4).tril(2)] * 2).bool()[None]
+    torch.testing.assert_close(out, dense(q, k, v, block))
+    with pytest.raises(
+        ValueError, match="4 queries and 8 keys; they cannot be honoured together with an attention_mask"
+    ):
+        hf.attention(layer(), q, k, v, torch.ones(1, 8, dtype=torch.int64), **cu)
 
 
 # ---- masks of the caller ---------------------------------------------------------------------------------------
@@ -374,6 +396,18 @@ def test_gradient_checkpointing(hf: Any, reentrant: bool) -> None:
         torch.testing.assert_close(one, two)
 
 
+def test_gradient_checkpointing_when_values_are_no_longer_read(hf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an accelerator values are read in the first forwards only; a layer that is computed again in the backward must
+    save as many tensors as before, also where the reading stopped in between."""
+    looks = iter([True])
+    monkeypatch.setattr(hf, "_may_look", lambda device: next(looks, False))
+    row, mask = torch.cat(documents(LENGTHS))[None], torch.ones(1, sum(LENGTHS), dtype=torch.int64)
+    mask[:, :3] = 0
+    model = FAMILIES["llama"].build().train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model(row, attention_mask=mask, use_cache=False).logits.square().sum().backward()
+
+
 def test_autocast(hf: Any) -> None:
     docs = documents(LENGTHS)
     model = FAMILIES["llama"].build()
@@ -409,6 +443,45 @@ def test_peft(hf: Any) -> None:
     for n, p in model.named_parameters():
         if p.grad is not None:
             torch.testing.assert_close(packed[n], p.grad, rtol=1e-3, atol=1e-3 * float(p.grad.abs().max()))
+
+
+@pytest.mark.parametrize("wrapper", ["peft", "compile"])
+def test_prepare_through_a_wrapper(hf: Any, wrapper: str) -> None:
+    """Positions restart too, which BERT's absolute ones show: the wrapper's forward names no position_ids."""
+    docs = documents(LENGTHS)
+    model: Any = FAMILIES["bert"].build()
+    if wrapper == "peft":
+        peft = pytest.importorskip("peft", reason="peft is not installed")
+        model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["query"], init_lora_weights=False))
+        model.eval()
+    else:
+        model = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        alone = torch.cat([model(d[None]).logits[0] for d in docs])
+        hf.prepare(model)
+        packed = model(torch.cat(docs)[None], attention_mask=segments(LENGTHS, 1)[None]).logits[0]
+    torch.testing.assert_close(packed, alone, **TOLERANCE)
+
+
+def test_prepare_sees_arguments_without_names(hf: Any) -> None:
+    docs = documents(LENGTHS)
+    for name in ("llama", "bert"):
+        model = FAMILIES[name].build()
+        alone = torch.cat([model(d[None]).logits[0] for d in docs])
+        hf.prepare(model)
+        packed = model(torch.cat(docs)[None], segments(LENGTHS, 1)[None]).logits[0]
+        torch.testing.assert_close(packed, alone, **TOLERANCE)
+
+
+def test_prepare_counts_positions_as_the_model_does(hf: Any) -> None:
+    """RoBERTa's positions begin at pad_token_id + 1."""
+    docs = documents(LENGTHS)
+    model = roberta()
+    assert hf.first_position(model) == 2
+    alone = torch.cat([model(d[None]).logits[0] for d in docs])
+    hf.prepare(model)
+    packed = model(torch.cat(docs)[None], attention_mask=segments(LENGTHS, 1)[None]).logits[0]
+    torch.testing.assert_close(packed, alone, **TOLERANCE)
 
 
 SLOW = pytest.mark.slow

@@ -78,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         print("packattn check: give a MODEL or --random ARCH, and only one of them", file=sys.stderr)
         return 2
     try:
+        if args.picture:  # before minutes of work, not after them
+            import matplotlib.figure  # noqa: F401
         model = random_model(args.random, args.seed) if args.random else load(args.model)
     except Exception as error:  # noqa: BLE001  (transformers raises many kinds for a model that it cannot load)
         print(f"packattn check: {error}", file=sys.stderr)

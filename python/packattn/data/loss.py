@@ -25,7 +25,8 @@ def loss_weights(
     """A weight for every label, so that ``(weights * loss_per_token).sum()`` is a mean.
 
     Under gradient accumulation, and over ranks, a mean of means is not the mean. Pass the ``total`` of units of all
-    batches of the step (the sum of :func:`count_units`); the weighted sums then add up to the mean over all of them.
+    batches of the step (the sum of :func:`count_units`); the weighted sums then add up to the mean over all of them. (What
+    averages gradients over ranks, as DistributedDataParallel does, wants the loss times the number of ranks.)
 
     Args:
         labels: int64 [T] or [B, S], the packing's tokens row by row. Labels across document boundaries count as masked

@@ -34,7 +34,10 @@ class StreamPacker(IterableDataset[list[Any]]):
         rank, world_size: which bins are yielded; by default those of torch.distributed if it is initialised.
         length: tokens of a document; by default ``len(document["input_ids"])``, or ``len(document)``.
 
-    With several DataLoader workers, each yields every n-th bin (pass ``batch_size=None``, so that their order is kept).
+    With DataLoader workers, each yields every n-th bin (pass ``batch_size=None``, so that their order is kept). The state
+    is then in the workers' copies and not in this object, whose ``state_dict`` stays where it was: use a loader that
+    collects it (torchdata's ``StatefulDataLoader``), and ``set_epoch`` for each epoch. A loader that takes every n-th
+    batch for a rank of its own (accelerate's ``prepare``) would drop the rest: pass ``rank=0, world_size=1`` there.
     A document longer than ``capacity`` is an error that names it.
     """
 
@@ -185,7 +188,7 @@ class StreamPacker(IterableDataset[list[Any]]):
             tokens = packed.tokens.tolist()
             kept = sorted(range(len(bins)), key=lambda b: (-tokens[b], b))[:whole]
             kept.sort(key=lambda b: (-costs[b], b))
-            order = [*kept, *(b for b in range(len(bins)) if b not in set(kept))]
+            order = [*kept, *sorted(set(range(len(bins))) - set(kept))]
         steps = [[bins[b] for b in order[i : i + self.world_size]] for i in range(0, whole, self.world_size)]
         if not self.keep_order and seed is not None:
             np.random.RandomState(seed).shuffle(steps)

@@ -137,9 +137,8 @@ def ranges_from_dense(mask: Tensor, op: str = "packattn") -> tuple[Tensor, Tenso
         torch._assert_async(good.all(), message)
     elif not bool(good.all()):
         b, row = (int(x) for x in (~good).nonzero()[0])
-        raise ValueError(
-            f'{message}; row {row} of batch element {b} does not. Use attn_implementation="sdpa" for this mask'
-        )
+        advice = '. Use attn_implementation="sdpa" for this mask' if op == "packattn" else ""
+        raise ValueError(f"{message}; row {row} of batch element {b} does not{advice}")
     return lo, hi, real
 
 
@@ -184,7 +183,11 @@ def dense_from_user(mask: Tensor, shape: Shape) -> Tensor:
 def resolve(shape: Shape, mask: Tensor | None, documents: Documents, device: torch.device, look: bool) -> Ranges:
     """The key ranges of one kind of layer.
 
-    look: whether values may be read back (to spare a gather, to tell packed from not packed); never while compiling.
+    look: whether values may be read back to tell packed from not packed; never while compiling. What is computed does
+    not depend on it: a layer that is computed again (gradient checkpointing) must take the same steps as before.
+
+    Raises:
+        ValueError: boundaries or masks that do not fit the shape.
     """
     batch, queries, keys = shape.batch, shape.queries, shape.keys
     row = torch.arange(queries, device=device).expand(batch, queries)
@@ -196,6 +199,14 @@ def resolve(shape: Shape, mask: Tensor | None, documents: Documents, device: tor
     ids_of_mask: Tensor | None = None
     causal, window = shape.causal, torch.full_like(row[:, :1], shape.window)
     empty: Tensor | None = None
+    if documents.cu_q is None and documents.cu_k is not None:
+        raise ValueError("packattn: cu_seq_lens_k came without cu_seq_lens_q; pass both")
+    if documents.packing is None and documents.cu_k is not None and mask is not None and queries != keys:
+        # A mask counts the diagonal over the whole row, these documents each for itself.
+        raise ValueError(
+            f"packattn: cu_seq_lens_q and cu_seq_lens_k describe {queries} queries and {keys} keys; they cannot be honoured "
+            "together with an attention_mask, leave it out"
+        )
     if mask is None and documents.packing is None and documents.cu_k is not None:
         diagonal = _diagonal_of(shape, documents.cu_q, documents.cu_k)
     if mask is not None and is_range_mask(mask, shape):
@@ -236,7 +247,7 @@ def resolve(shape: Shape, mask: Tensor | None, documents: Documents, device: tor
 
     order = None
     if real is not None:
-        lo, hi, order = _leave_out_padding(lo, hi, real, look)
+        lo, hi, order = _leave_out_padding(lo, hi, real, checks.has_values(real) and device.type == "cpu")
     base = torch.arange(batch, device=device)[:, None] * keys
     if order is None:
         lo, hi = lo + base, hi + base
@@ -258,7 +269,7 @@ def _next_real(real: Tensor, keys: int) -> Tensor:
 def _leave_out_padding(lo: Tensor, hi: Tensor, real: Tensor, look: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Ranges over tokens only. Padding at the ends of a range is cut off; if some lies inside one, the keys are put in
     another order (tokens first), in which every range is a run again. Returned ranges are flat with an order, local
-    to the batch row without."""
+    to the batch row without. look: whether values may be read, to spare the other order."""
     batch, keys = real.shape
     if look and bool(real.all()):
         return lo, hi, None

@@ -48,7 +48,8 @@ def embed(
         raise ValueError(f'embed: pooling must be "mean" or "cls", got {pooling!r}')
     lengths = np.array([len(d) for d in documents], dtype=np.int64)
     longest = getattr(model.config, "max_position_embeddings", None)
-    limit = capacity if longest is None else min(capacity, longest)
+    first = hf.first_position(model)
+    limit = capacity if longest is None else min(capacity, longest - first)
     for number in np.flatnonzero((lengths == 0) | (lengths > limit)):
         raise ValueError(f"embed: documents must have 1 to {limit} tokens, document {number} has {lengths[number]}")
     bins = pack(lengths, capacity)
@@ -57,7 +58,8 @@ def embed(
         items = [item for item, _, _ in row]
         ids = torch.tensor([t for item in items for t in documents[item]], device=model.device)
         packing = Packing.from_lengths([length for _, _, length in row], device=model.device)
-        out = model(ids[None], position_ids=packing.position_ids[None], packing=packing).last_hidden_state[0].float()
+        positions = packing.position_ids[None] + first
+        out = model(ids[None], position_ids=positions, packing=packing).last_hidden_state[0].float()
         if pooling == "cls":
             pooled = out[packing.starts.long()]
         else:

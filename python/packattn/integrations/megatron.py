@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ._hf_ranges import ranges_from_dense
 
 
 class PackattnCoreAttention(torch.nn.Module):
@@ -73,11 +74,14 @@ class PackattnCoreAttention(torch.nn.Module):
         packed_seq_params: Any = None,
     ) -> Tensor:
         """query [t, np, hn] with ``packed_seq_params`` (THD) or [s, b, np, hn] without; returns [t, np * hn] or
-        [s, b, np * hn].
+        [s, b, np * hn]. An attention_mask [b or 1, 1, s, s] (True hides) is followed where the type is "causal":
+        Megatron's ``reset_attention_mask`` puts documents into it. It is read in every layer; do without it where the
+        documents need not be kept apart (``create_attention_mask_in_dataloader=False``). With ``packed_seq_params`` it is
+        not looked at.
 
         Raises:
-            ValueError: attention_bias, dropout in training, an attention_mask that is no causal mask, or offsets that
-                do not fit.
+            ValueError: attention_bias, dropout in training, an attention_mask of another type or one in which a token
+                sees anything but one run of keys, or offsets that do not fit.
         """
         if attention_bias is not None:
             raise ValueError("PackattnCoreAttention: attention_bias cannot be honoured")
@@ -103,20 +107,56 @@ class PackattnCoreAttention(torch.nn.Module):
             ends = torch.arange(1, batch + 1, dtype=torch.int32, device=query.device)
             documents = [(ends - 1) * size, ends * size, (ends - 1) * key.shape[0], ends * key.shape[0]]
             q, k, v = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))
-            out = self._attend(q, k, v, documents, causal)
+            visible = None if attention_mask is None else _visible(attention_mask, batch, size, key.shape[0])
+            out = self._attend(q, k, v, documents, causal, visible)
             result: Tensor = out.unflatten(0, (batch, size)).transpose(0, 1).flatten(2)
             return result
         documents = [*_documents(packed_seq_params, "q"), *_documents(packed_seq_params, "kv")]
         return self._attend(query, key, value, documents, causal).flatten(1)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, documents: list[Tensor], causal: bool) -> Tensor:
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        documents: list[Tensor],
+        causal: bool,
+        visible: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """visible: int32 [t] each, first and one past the last key that a token sees, where a mask says more than the
+        documents do."""
         begin, end, diagonal, _ = torch.ops.packattn.document_ranges(*documents, q.shape[0])
+        if visible is not None:
+            begin, end = torch.maximum(begin, visible[0]), torch.minimum(end, visible[1])
         key_begin, key_end = torch.ops.packattn.key_ranges(begin, end, diagonal, None, causal, *self.window_size, 0)
         scale = q.shape[-1] ** -0.5 if self.softmax_scale is None else self.softmax_scale
         out: Tensor = torch.ops.packattn.attention_forward(
             q, k, v, key_begin, key_end, self.softmax_offset, float(scale), 0.0
         )[0]
         return out
+
+
+def _visible(mask: Tensor, batch: int, queries: int, keys: int) -> tuple[Tensor, Tensor]:
+    """What a mask [b or 1, 1, queries, keys] (True hides) leaves, as ranges over the flattened batch."""
+    if (
+        mask.dtype != torch.bool
+        or mask.dim() != 4
+        or mask.shape[0] not in (1, batch)
+        or mask.shape[1:] != (1, queries, keys)
+    ):
+        raise ValueError(
+            f"PackattnCoreAttention: attention_mask must be bool [{batch} or 1, 1, {queries}, {keys}], got "
+            + checks.describe(mask)
+        )
+    shown = ~mask.expand(batch, 1, queries, keys)
+    lo, hi, real = ranges_from_dense(shown, "PackattnCoreAttention")
+    if checks.has_values(real) and not bool(real.all()):
+        raise ValueError(
+            "PackattnCoreAttention: attention_mask hides keys from every token, itself included; pass packed_seq_params "
+            "for batches with padding"
+        )
+    base = torch.arange(batch, device=mask.device)[:, None] * keys
+    return (lo + base).flatten().int(), (hi + base).flatten().int()
 
 
 def _documents(params: Any, side: str) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
 import torch
@@ -58,7 +58,7 @@ def register(name: str = "packattn", as_name: str | None = None) -> None:
 
     Raises:
         ValueError: a name that transformers treats specially ("flash", "sdpa", "flex_attention" or "/" in it);
-            ``as_name`` may be one.
+            ``as_name`` may be one, except "eager", which is not registered but part of every model.
         ImportError: a transformers without mask registration (older than 5.20).
     """
     _check_version()
@@ -70,6 +70,8 @@ def register(name: str = "packattn", as_name: str | None = None) -> None:
             if special
             else "register: name must not be empty"
         )
+    if as_name == "eager":  # nothing could be given back: each model brings its own function
+        raise ValueError('register: as_name must be a registered implementation ("sdpa", for instance), got "eager"')
     for key in (name,) if as_name is None else (name, as_name):
         if key not in _replaced:
             functions, masks = dict(ALL_ATTENTION_FUNCTIONS), dict(ALL_MASK_ATTENTION_FUNCTIONS)
@@ -112,7 +114,8 @@ def prepare(model: torch.nn.Module) -> Callable[[], None]:
     where they are missing. To hybrid models it also passes ``seq_idx`` and ``cu_seq_lens_q`` and ``cu_seq_lens_k``, by
     which their linear attention, convolution and state space layers keep documents apart, or say what they need to do
     so. Calls with a cache are left alone. It looks at the values of an integer mask (and, for hybrid models, counts the
-    documents), so it waits for the device once per call.
+    documents), so it waits for the device once per call. Positions begin where the model's own do (RoBERTa and its kin
+    count from ``pad_token_id + 1``). Wrappers (PEFT, DistributedDataParallel, torch.compile) may be passed as well.
 
     Returns:
         a function that takes the hook off again.
@@ -120,16 +123,20 @@ def prepare(model: torch.nn.Module) -> Callable[[], None]:
     Raises:
         TypeError: the model's forward does not take keyword arguments for its layers.
     """
-    parameters = inspect.signature(model.forward).parameters
+    inner = _unwrapped(model)
+    parameters = inspect.signature(inner.forward).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         raise TypeError(
-            f"prepare: {type(model).__name__}.forward must pass keyword arguments (**kwargs) on to its layers, it takes "
+            f"prepare: {type(inner).__name__}.forward must pass keyword arguments (**kwargs) on to its layers, it takes "
             + ", ".join(parameters)
         )
     takes_positions = "position_ids" in parameters
-    hybrid = _is_hybrid(model)
+    hybrid, first = _is_hybrid(inner), first_position(inner)
+    # What the arguments are that come without a name; a wrapper may have its own order, or none.
+    names = _positional(inspect.signature(model.forward).parameters) or _positional(parameters)
 
     def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = args[len(names) :], {**dict(zip(names, args, strict=False)), **kwargs}
         if kwargs.get("cache") is not None or kwargs.get("past_key_values") is not None:
             return None
         tokens = next((x for x in (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args) if x is not None), None)
@@ -156,7 +163,7 @@ def prepare(model: torch.nn.Module) -> Callable[[], None]:
         if known is None:
             return args, kwargs
         if takes_positions and named.position_ids is None:
-            kwargs = {**kwargs, "position_ids": known.position_ids.view(size)}
+            kwargs = {**kwargs, "position_ids": known.position_ids.view(size) + first}
         if hybrid and known.num_documents > 1:
             cu, longest = known.cu_seqlens, int(known.lengths.max())
             kwargs = {"seq_idx": known.segment_ids.view(size), "cu_seq_lens_q": cu, "cu_seq_lens_k": cu, **kwargs}
@@ -164,6 +171,33 @@ def prepare(model: torch.nn.Module) -> Callable[[], None]:
         return args, kwargs
 
     return model.register_forward_pre_hook(before, with_kwargs=True).remove
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model inside PEFT, DistributedDataParallel and torch.compile."""
+    while not isinstance(model, transformers.PreTrainedModel):
+        if callable(getattr(model, "get_base_model", None)):  # PEFT
+            inside = model.get_base_model()
+        else:
+            inside = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+        if not isinstance(inside, torch.nn.Module) or inside is model:
+            break
+        model = inside
+    return model
+
+
+def _positional(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    return [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+def first_position(model: torch.nn.Module) -> int:
+    """The position of a document's first token: 0, or ``padding_idx + 1`` where positions up to that are padding's
+    (RoBERTa, XLM-R, ESM)."""
+    for module in model.modules():
+        table = getattr(module, "position_embeddings", None)
+        if isinstance(table, torch.nn.Embedding) and table.padding_idx is not None:
+            return table.padding_idx + 1
+    return 0
 
 
 def _is_hybrid(model: Any) -> bool:
@@ -336,8 +370,8 @@ def attention(
         [B, Q, Hq, Dv] and None (there are no attention weights).
 
     Raises:
-        ValueError: what cannot be honoured: position_bias, dropout > 0, output_attentions, head masks, and boundaries
-            that do not fit the queries.
+        ValueError: what cannot be honoured: position_bias, dropout > 0, output_attentions, head masks, a choice of keys
+            (sparse attention), sinks per token, and boundaries that do not fit the queries.
     """
     _refuse(module, dropout, position_bias, kwargs)
     batch, heads, queries, _ = query.shape
@@ -378,6 +412,12 @@ def _refuse(module: torch.nn.Module, dropout: float, position_bias: Tensor | Non
         )
     if kwargs.get("head_mask") is not None:
         raise ValueError(f"packattn: {layer} passes head_mask, which cannot be honoured")
+    for name in ("indices", "block_indices", "sinks"):  # DeepSeek V3.2, MiniMax M3, Inkling 2
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f"packattn: {layer} passes {name} (a choice of keys, or sinks per token), which cannot be honoured; use "
+                'attn_implementation="eager" for this model'
+            )
 
 
 def _documents(kwargs: dict[str, Any]) -> Documents:

@@ -275,6 +275,8 @@ def check_model(
                     if name == "packattn":
                         remove = hf.prepare(model)
                     alone = [_logits(model(d[None], **_accepted(model, _NO_CACHE)))[0] for d in tokens]
+                    if any(bool(a.isnan().any()) for a in alone):
+                        raise ValueError("the logits of the documents alone are NaN: nothing can be learnt from them")
                 except Exception as error:  # noqa: BLE001  (whatever a model raises is its answer)
                     rows += [_not_run(name, way.name, error) for way in ways]
                     done += len(ways)
@@ -317,6 +319,10 @@ def _documents(model: Any, documents: Sequence[Tensor] | None, seed: int) -> lis
             raise ValueError(f"check_model: documents[{number}] must be int64 [length], got {d.dtype} {list(d.shape)}")
     if len(tokens) < 2:
         raise ValueError(f"check_model: documents must hold at least two with tokens, got {len(tokens)}")
+    if torch.cat(tokens).unique().numel() < 2:  # one is replaced by others of these tokens, to see what it moves
+        raise ValueError(
+            f"check_model: documents must hold at least two different tokens, got only {int(tokens[0][0])}"
+        )
     return [d.to(model.device).long() for d in tokens]
 
 
@@ -361,6 +367,8 @@ def _logits(out: Any) -> Tensor:
 def _try(
     model: Any, implementation: str, way: Way, tokens: list[Tensor], alone: list[Tensor], limit: float, seed: int
 ) -> WayReport:
+    from ..integrations.transformers import first_position
+
     device = tokens[0].device
     lengths = [d.numel() for d in tokens]
     row = sum(lengths) + way.tail
@@ -377,6 +385,9 @@ def _try(
             start += lengths[document]
     packing = Packing.from_segment_ids(ids, pad_id=-1)
     arguments = _accepted(model, way.arguments(packing, shape))
+    first = first_position(model)
+    if first and "position_ids" in arguments:
+        arguments = {**arguments, "position_ids": arguments["position_ids"] + first}
     pad = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
 
     def run(replaced: int | None) -> list[Tensor]:
@@ -393,12 +404,12 @@ def _try(
     for got, (document, _, _) in zip(base, where, strict=True):
         moved = float(difference(got, alone[document]).max())
         error = max(error, moved)
-        relative = max(relative, moved / max(float(alone[document].abs().max()), 1e-30))
+        relative = max(relative, moved / _largest(alone[document]))
     for place in sorted({0, len(where) - 1}):
         for other, (new, old) in enumerate(zip(run(place), base, strict=True)):
             if other != place:
                 leak = max(leak, float(difference(new, old).max()))
-    scale = max(float(a.abs().max()) for a in alone)
+    scale = max(_largest(a) for a in alone)
     if leak and leak <= _ROUNDING * scale and _has_experts(model):
         verdict = "rounding" if relative <= limit else "differs"
     elif leak:
@@ -408,11 +419,16 @@ def _try(
     positions = "not seen"
     for found in reversed(seen):
         if found.dim() == 2 and found.shape[1] == row:
-            same = check_positions(found.expand(shape).contiguous(), packing).passed
+            same = check_positions(found.expand(shape).contiguous(), packing, start=first).passed
             positions = "restart" if same else "run on"
             break
     note = "" if verdict in ("ok", "rounding") else way.remedy
     return WayReport(implementation, way.name, verdict, leak, error, relative, positions, note)
+
+
+def _largest(logits: Tensor) -> float:
+    """The largest finite magnitude (models give -inf to tokens that cannot be); never 0."""
+    return max(float(logits.abs().nan_to_num(nan=0.0, posinf=0.0).max()), 1e-30)
 
 
 def _others(tokens: list[Tensor], document: int, seed: int) -> Tensor:
