@@ -158,6 +158,20 @@ def test_sinks_of_any_float_dtype(dtype: torch.dtype, sink_dtype: torch.dtype) -
     assert torch.equal(got["dsinks"], wide["dsinks"].to(sink_dtype))
 
 
+@pytest.mark.parametrize("tokens", (8, 40))
+def test_infinite_sinks(tokens: int) -> None:
+    """A sink of +inf takes all the weight, one of -inf takes none, whatever path a document's length leads to."""
+    q, k, v = (x.requires_grad_() for x in torch.randn(3, tokens, 2, 16))
+    packing = packattn.Packing.from_lengths([tokens])
+    sinks = torch.tensor([math.inf, -math.inf])
+    out, lse = packattn.attention(q, k, v, packing, sinks=sinks, return_lse=True)
+    expected = packattn.attention(q, k, v, packing)
+    assert not out[:, 0].any() and torch.isposinf(lse[0]).all()
+    torch.testing.assert_close(out[:, 1], expected[:, 1])
+    for gradient in torch.autograd.grad(out, (q, k, v), v.detach()):
+        assert not gradient[:, 0].any() and gradient[:, 1].isfinite().all()
+
+
 # --------------------------------------------------------------------------------------------------- closed forms
 
 

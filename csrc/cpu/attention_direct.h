@@ -170,6 +170,7 @@ PACKATTN_NOINLINE static void direct_forward_head(const AttentionForwardParams& 
     }
     const vf reference = vselect_less(ninf, top, top, vzero());
     vf sum = p.sinks ? vexp(vsub(sink, reference)) : vzero();
+    sum = vselect_less(vset(__FLT_MAX__), sink, vset(1.f), sum);  // an infinite sink takes all; NaN stays NaN
     for (int j = 0; j < m.keys; j++) {
       const vf e = vexp(vsub(vload(z + j * kDirect + i), reference));
       vstore(z + j * kDirect + i, e);
