@@ -93,6 +93,15 @@ def test_model_of_nan_does_not_pass() -> None:
     assert "are NaN" in report.rows[0].note
 
 
+def test_model_that_computes_attention_on_its_own() -> None:
+    """transformers keeps eager for it; that must not be reported as another implementation's."""
+    from packattn.cli.check import random_model
+
+    report = verify.check_model(random_model("bloom", 0), implementations=("packattn",))
+    assert {row.verdict for row in report.rows} == {"not run"}
+    assert "cannot change its attention implementation" in report.rows[0].note
+
+
 def test_positions_that_begin_later() -> None:
     report = verify.check_model(roberta(), implementations=("packattn",))
     assert report.passed, str(report)

@@ -67,6 +67,14 @@ def test_as_name_takes_and_gives_back(hf: Any) -> None:
         hf.unregister("sdpa")
 
 
+def test_model_that_never_asks_for_its_attention_function(hf: Any) -> None:
+    """BLOOM would take "no mask" for "no causality"."""
+    config = transformers.BloomConfig(vocab_size=61, hidden_size=32, n_layer=1, n_head=4)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="packattn")
+    with pytest.raises(ValueError, match="BloomConfig compute attention on their own"):
+        model(documents((5,))[0][None])
+
+
 def test_from_config_and_set_attn_implementation(hf: Any) -> None:
     config = FAMILIES["qwen3"].build("eager").config
     assert transformers.AutoModelForCausalLM.from_config(config, attn_implementation="packattn")

@@ -18,7 +18,10 @@ Only the public registries of transformers (``AttentionInterface``, ``AttentionM
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -235,7 +238,16 @@ def mask(
 
     It is called once per forward and kind of layer. Documents are not its business: it sees neither cu_seq_lens nor
     seq_idx, and transformers hides positions from it as soon as there is a cache or a mask.
+
+    Raises:
+        ValueError: the model computes attention on its own (BLOOM), and would take None for "every key is visible".
     """
+    kind: Any = type(config)
+    if config is not None and not torch.compiler.is_compiling() and not _asks_the_registry(kind):
+        raise ValueError(
+            f"packattn: models of {kind.__name__} compute attention on their own and would not call packattn; use "
+            'attn_implementation="eager" for this model, without packed rows'
+        )
     bidirectional = "allow_is_bidirectional_skip" in kwargs
     offset = q_offset - kv_offset
     # Only a function with something on top of plain causality can hold documents or blocks.
@@ -302,6 +314,22 @@ def mask(
         starts = torch.nn.functional.pad(~neighbour(-1), (1, 0))
         begin = torch.where(starts, diagonal, 0).cummax(1).values
     return _hf_ranges.pack_range_mask(lo, torch.maximum(lo, hi), begin, real, offset, chunk, flags)
+
+
+@functools.cache
+def _asks_the_registry(config: type) -> bool:
+    """Whether the models of a config look their attention function up. transformers lets a model be built with any
+    registered name, also one that never does so. Judged by the source of its module; True where there is none."""
+    if config not in transformers.MODEL_MAPPING:
+        return True
+    found = transformers.MODEL_MAPPING[config]
+    model = found[0] if isinstance(found, (tuple, list)) else found
+    try:
+        source = inspect.getsource(sys.modules[model.__module__])
+    except (KeyError, OSError, TypeError):
+        return True
+    own = re.search(r"^class \w*Attention\w*\(nn\.Module\):", source, re.MULTILINE)
+    return own is None or "ALL_ATTENTION_FUNCTIONS" in source
 
 
 def _is_chunk(config: Any, local_size: int) -> bool:

@@ -272,6 +272,8 @@ def check_model(
                 remove: Callable[[], None] | None = None
                 try:
                     model.set_attn_implementation(name)
+                    if model.config._attn_implementation == before != name:  # transformers only logs it
+                        raise ValueError(f"{type(model).__name__} cannot change its attention implementation")
                     if name == "packattn":
                         remove = hf.prepare(model)
                     alone = [_logits(model(d[None], **_accepted(model, _NO_CACHE)))[0] for d in tokens]
