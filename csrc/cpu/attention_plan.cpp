@@ -1,8 +1,10 @@
 #include "attention_plan.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <string>
+
+#include "../common/serves.h"
+#include "refuse.h"
 
 namespace packattn::cpu {
 namespace {
@@ -12,38 +14,25 @@ constexpr int64_t kMaxTokens = INT32_MAX - 1024;
 // Multiply-adds: below the first, the heads of a row block are one item; a grab is worth at least the second.
 constexpr int64_t kSmallItem = 100'000, kGrab = 1'000'000;
 
-[[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
+const char* name_of(DType dtype) {
+  switch (dtype) {
+    case DType::float32: return "float32";
+    case DType::bfloat16: return "bfloat16";
+    case DType::float16: return "float16";
+    default: return "an unknown dtype";
+  }
+}
 
 void check_sizes(const AttentionForwardParams& p) {
-  switch (p.dtype) {
-    case DType::float32:
-    case DType::bfloat16:
-    case DType::float16: break;
-    default: fail("dtype: expected float32, bfloat16 or float16, got number " + std::to_string(int(p.dtype)));
-  }
-  const auto dim = [](const char* name, int64_t d) {
-    if (d < 8 || d > 512 || d % 8 != 0) {
-      fail(std::string(name) + ": expected a multiple of 8 from 8 to 512, got " + std::to_string(d));
-    }
-  };
-  dim("head_dim", p.head_dim);
-  dim("head_dim_v", p.head_dim_v);
+  for (const std::string& reason : cpu_refusals(name_of(p.dtype), p.head_dim, p.head_dim_v)) refuse(reason);
   if (p.heads_q < 1 || p.heads_k < 1 || p.heads_q % p.heads_k != 0) {
-    fail("heads: expected query heads to be a multiple of key heads, got " + std::to_string(p.heads_q) + " and " +
-         std::to_string(p.heads_k));
+    refuse("heads_q must be a multiple of heads_k, got ", p.heads_q, " query heads and ", p.heads_k, " key heads");
   }
   const auto tokens = [](const char* name, int64_t n) {
-    if (n < 0 || n > kMaxTokens) {
-      fail(std::string(name) + ": expected 0 to " + std::to_string(kMaxTokens) + ", got " + std::to_string(n));
-    }
+    if (n < 0 || n > kMaxTokens) refuse(name, " must be from 0 to ", kMaxTokens, ", got ", n);
   };
   tokens("total_q", p.total_q);
   tokens("total_k", p.total_k);
-}
-
-std::string describe(const AttentionForwardParams& p, int64_t row) {
-  return "row " + std::to_string(row) + " has key_begin " + std::to_string(p.key_begin[row]) + ", key_end " +
-         std::to_string(p.key_end[row]);
 }
 
 // Adds [begin, end) to ranges, in pieces that can be filled by different workers.
@@ -81,19 +70,14 @@ void make_grabs(Schedule& schedule, Cost cost) {
 
 Plan make_plan(const AttentionForwardParams& p) {
   check_sizes(p);
+  KeyRangeCheck check(p.total_k);
   Plan plan;
   int64_t last = -1;     // the last row that sees something
   int64_t last_key = 0;  // end of the keys seen so far
   for (int64_t i = 0; i < p.total_q; i++) {
     const int64_t begin = p.key_begin[i], end = p.key_end[i];
     if (begin >= end) continue;
-    if (begin < 0 || end > p.total_k) {
-      fail("key_begin, key_end: expected ranges inside [0, " + std::to_string(p.total_k) + "], but " + describe(p, i));
-    }
-    if (last >= 0 && (begin < p.key_begin[last] || end < p.key_end[last])) {
-      fail("key_begin, key_end: expected both nondecreasing over the rows that see a key, but " + describe(p, i) +
-           " after " + describe(p, last));
-    }
+    check.row(i, begin, end);
     const int32_t row = static_cast<int32_t>(i);
     // Ends do not decrease, so last_key is also the running maximum: a later row of the segment may still see
     // earlier keys after rows that see nothing.

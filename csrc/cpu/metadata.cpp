@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <sstream>
-#include <stdexcept>
+
+#include "refuse.h"
 
 namespace packattn::cpu {
 namespace {
@@ -12,13 +12,6 @@ constexpr int64_t kMaxOffset = std::numeric_limits<int32_t>::max();
 
 // Larger than any difference of two int32 values: windows are cut to it, so that sums stay in 64 bits.
 constexpr int64_t kBeyondAnyRow = int64_t{1} << 33;
-
-template <typename... Parts>
-[[noreturn]] void refuse(const Parts&... parts) {
-  std::ostringstream message;
-  (message << ... << parts);
-  throw std::invalid_argument(message.str());
-}
 
 template <typename Index>
 int64_t token_count(const TokenRows<Index>& ids) {
@@ -87,31 +80,6 @@ void check_documents(const Index* starts, const Index* ends, int64_t count, cons
     previous_end = end;
   }
 }
-
-// Takes the rows that see anything in order and refuses the first one that is out of place.
-class KeyRangeCheck {
- public:
-  explicit KeyRangeCheck(int64_t total_k) : total_k_(total_k) {}
-
-  void row(int64_t i, int64_t begin, int64_t end) {
-    if (begin < 0) refuse("key_begin must not be negative, got key_begin[", i, "] = ", begin);
-    if (end > total_k_) refuse("key_end must be at most total_k = ", total_k_, ", got key_end[", i, "] = ", end);
-    if (begin < begin_) refuse_order("key_begin", i, begin, begin_);
-    if (end < end_) refuse_order("key_end", i, end, end_);
-    begin_ = begin;
-    end_ = end;
-  }
-
- private:
-  [[noreturn]] static void refuse_order(const char* name, int64_t i, int64_t value, int64_t before) {
-    refuse(name, " must be nondecreasing over the rows that see keys, got ", name, "[", i, "] = ", value, " after ",
-           before);
-  }
-
-  int64_t total_k_;
-  int64_t begin_ = 0;
-  int64_t end_ = 0;
-};
 
 }  // namespace
 
