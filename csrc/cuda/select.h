@@ -1,0 +1,124 @@
+// Which CUDA kernels serve a call. The host ops ask before they allocate, the planner before it launches, `packattn
+// info` and the tests to report it; nobody else decides. Host code without CUDA, so that a build without a toolkit
+// knows as well.
+#pragma once
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../common/params.h"
+
+namespace packattn::cuda {
+
+// plain: attention_plain.cuh, any GPU. sm80: tensor cores of compute capability 8.0 and later.
+enum class Family { plain, sm80 };
+
+inline const char* family_name(Family family) { return family == Family::plain ? "plain" : "sm80"; }
+
+constexpr int kPlainMaxHeadDim = 512;
+
+// Head dims of the tensor-core instantiations, cheapest first. A call takes the first that holds its own head dims; the
+// rest of the columns is zero-filled.
+struct HeadDims {
+  int head_dim;
+  int head_dim_v;
+};
+constexpr HeadDims kTensorCoreHeadDims[] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
+
+// What the choice of a kernel depends on.
+struct Call {
+  DType dtype = DType::float32;
+  int64_t head_dim = 0;
+  int64_t head_dim_v = 0;
+  float scale = 1.f;
+  int capability = 80;  // compute capability of the device, 80 for 8.0
+};
+
+inline Call call_of(const AttentionForwardParams& params, int capability) {
+  return {params.dtype, params.head_dim, params.head_dim_v, params.scale, capability};
+}
+
+struct Choice {
+  Family family = Family::plain;
+  HeadDims instantiation{0, 0};  // of the tensor-core kernel; 0, 0 for plain
+};
+
+// Kernels read and write 16 bytes at a time: base address, row stride and head stride must be multiples of that. The
+// host op copies what is not.
+constexpr int kAlignment = 16;
+
+inline bool is_aligned(const TensorView& view, int element_bytes) {
+  return reinterpret_cast<uintptr_t>(view.data) % kAlignment == 0 &&
+         view.row_stride * element_bytes % kAlignment == 0 && view.head_stride * element_bytes % kAlignment == 0;
+}
+
+// Why no CUDA kernel serves this dtype and these head dims; empty if one does.
+// dtype: torch's name without "torch.", for example "bfloat16".
+inline std::vector<std::string> cuda_refusals(std::string_view dtype, int64_t head_dim, int64_t head_dim_v) {
+  std::vector<std::string> reasons;
+  if (dtype != "float32" && dtype != "bfloat16" && dtype != "float16") {
+    reasons.push_back("dtype: the CUDA kernels serve float32, bfloat16 and float16, not " + std::string(dtype));
+  }
+  const auto check = [&](const char* name, int64_t dim) {
+    if (dim < 8 || dim > kPlainMaxHeadDim || dim % 8 != 0) {
+      reasons.push_back(std::string(name) + ": the CUDA kernels serve multiples of 8 from 8 to " +
+                        std::to_string(kPlainMaxHeadDim) + ", not " + std::to_string(dim));
+    }
+  };
+  check("head_dim", head_dim);
+  check("head_dim_v", head_dim_v);
+  return reasons;
+}
+
+// Why the tensor-core kernels do not serve a call that cuda_refusals lets pass; empty if they do.
+inline std::vector<std::string> sm80_refusals(const Call& call) {
+  std::vector<std::string> reasons;
+  if (call.dtype == DType::float32)
+    reasons.push_back("dtype: tensor-core kernels serve bfloat16 and float16, not float32");
+  if (call.capability < 80) {
+    reasons.push_back("device: tensor-core kernels need compute capability 8.0, this device has " +
+                      std::to_string(call.capability / 10) + "." + std::to_string(call.capability % 10));
+  }
+  if (!(call.scale > 0)) reasons.push_back("scale: tensor-core kernels need a scale above 0");
+  if (call.head_dim > 256 || call.head_dim_v > 256) {
+    reasons.push_back("head_dim: tensor-core kernels serve head dims up to 256, not " + std::to_string(call.head_dim) +
+                      " and " + std::to_string(call.head_dim_v));
+  }
+  return reasons;
+}
+
+// The family that PACKATTN_CUDA_KERNEL names; none for "auto" and where it is not set.
+inline std::optional<Family> forced_family() {
+  const char* text = std::getenv("PACKATTN_CUDA_KERNEL");
+  const std::string_view value = text == nullptr ? "" : text;
+  if (value.empty() || value == "auto") return std::nullopt;
+  if (value == "plain") return Family::plain;
+  if (value == "sm80") return Family::sm80;
+  throw std::invalid_argument("PACKATTN_CUDA_KERNEL must be auto, plain or sm80, got \"" + std::string(value) + "\"");
+}
+
+// The kernel for a call that cuda_refusals lets pass. Throws std::invalid_argument if the environment forces a family
+// that does not serve it.
+inline Choice select(const Call& call) {
+  const std::optional<Family> forced = forced_family();
+  if (forced == Family::plain) return {};
+  const std::vector<std::string> reasons = sm80_refusals(call);
+  if (reasons.empty()) {
+    for (const HeadDims& dims : kTensorCoreHeadDims) {
+      if (call.head_dim <= dims.head_dim && call.head_dim_v <= dims.head_dim_v) return {Family::sm80, dims};
+    }
+    throw std::logic_error("select: no instantiation holds head dims that the family serves");
+  }
+  if (forced == Family::sm80) {
+    std::string text = "PACKATTN_CUDA_KERNEL=sm80, but ";
+    for (const std::string& reason : reasons) text += (&reason == &reasons.front() ? "" : "; ") + reason;
+    throw std::invalid_argument(text);
+  }
+  return {};
+}
+
+}  // namespace packattn::cuda

@@ -1,0 +1,35 @@
+// The tile table: rows of a packed axis cut into tiles that lie inside one document, built on the device.
+// What a component is, the order of the table and how it is built: tile_table.cuh.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "device.h"
+
+namespace packattn::cuda {
+
+// Rows [row, row + rows) of one component, and the range [begin, end) of the other axis that any of them sees, inside
+// [0, limit]; 0, 0 where none sees anything.
+struct Tile {
+  int32_t row;
+  int32_t rows;
+  int32_t begin;
+  int32_t end;
+};
+
+// Device memory. The first *count entries of tiles are the tiles, those with the most work first; every row is in one.
+struct TileTable {
+  int32_t* count = nullptr;
+  Tile* tiles = nullptr;  // [rows of the axis]
+};
+
+// Bytes that a table over `rows` rows takes, and the table at an address (aligned to 256) that has them.
+size_t tile_table_bytes(int64_t rows);
+TileTable tile_table_at(void* memory, int64_t rows);
+
+// begin, end: int32 [rows], any values; those of row i say that it sees begin[i] <= j < end[i] of [0, limit).
+// tile_rows: the most rows of a tile.
+void build_tile_table(const int32_t* begin, const int32_t* end, int64_t rows, int64_t limit, int tile_rows,
+                      TileTable table, const Stream& stream);
+
+}  // namespace packattn::cuda
