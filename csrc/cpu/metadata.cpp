@@ -10,9 +10,6 @@ namespace {
 
 constexpr int64_t kMaxOffset = std::numeric_limits<int32_t>::max();
 
-// Larger than any difference of two int32 values: windows are cut to it, so that sums stay in 64 bits.
-constexpr int64_t kBeyondAnyRow = int64_t{1} << 33;
-
 template <typename Index>
 int64_t token_count(const TokenRows<Index>& ids) {
   const int64_t total = ids.rows * ids.columns;

@@ -9,33 +9,20 @@
 #include <optional>
 #include <vector>
 
+#include "../common/metadata.h"
+
 namespace packattn::cpu {
 
-// Token ids as they come from a collator: `rows` rows of `columns` tokens, one after the other. A row never continues
-// the document of the row before.
-template <typename Index>
-struct TokenRows {
-  const Index* data = nullptr;  // [rows, columns], contiguous
-  int64_t rows = 0;
-  int64_t columns = 0;
-};
-
-// Where position ids say that a document starts: where they do not go up by one, or where they are zero (for
-// collators that jump inside a document).
-enum class BoundaryRule { step, zero };
+using packattn::BoundaryRule;
+using packattn::DocumentPairs;
+using packattn::DocumentRanges;
+using packattn::KeyRangeOptions;
+using packattn::TokenRows;
 
 // First token and one past the last token of each document.
 struct Documents {
   std::vector<int32_t> starts;
   std::vector<int32_t> ends;
-};
-
-// Which part of its document a row sees; see key_ranges.
-struct KeyRangeOptions {
-  bool causal = true;
-  int64_t window_left = -1;   // keys before the diagonal, -1: all
-  int64_t window_right = -1;  // keys after it, -1: all; a causal row sees none
-  int64_t chunk_size = 0;     // 0: no chunks
 };
 
 // cu[0] = 0, cu[n + 1] = cu[n] + lengths[n]. cu has count + 1 entries.
@@ -61,25 +48,6 @@ void position_ids_from_cu_seqlens(const Index* cu, int64_t count, int64_t total,
 // segment_ids[i] = number of i's entry, for i in [0, total). Rows past the last offset are -1.
 template <typename Index>
 void segment_ids_from_cu_seqlens(const Index* cu, int64_t count, int64_t total, int32_t* segment_ids);
-
-// Documents of two token axes, paired by number.
-template <typename Index>
-struct DocumentPairs {
-  int64_t count = 0;
-  const Index* starts_q = nullptr;  // [count]
-  const Index* ends_q = nullptr;    // [count]
-  const Index* starts_k = nullptr;  // [count]
-  const Index* ends_k = nullptr;    // [count]
-};
-
-// Per query row: its document's keys, the key it is aligned with (bottom-right: the last row of a document with the
-// document's last key), and the document's number.
-struct DocumentRanges {
-  int32_t* begin = nullptr;        // [total_q]
-  int32_t* end = nullptr;          // [total_q]
-  int32_t* diagonal = nullptr;     // [total_q], may be negative
-  int32_t* segment_ids = nullptr;  // [total_q], -1 for rows of no document
-};
 
 // A row of no document gets begin = end = diagonal = the last key offset before it, so that ranges stay nondecreasing.
 template <typename Index>
