@@ -1,0 +1,156 @@
+// The emulator's own test: numbers, fragments, and that it sees each kind of mistake it promises to see.
+#include <cstdio>
+#include <random>
+
+#include "../../csrc/cuda/ptx.cuh"
+
+namespace packattn::cuda {
+namespace {
+
+int failures = 0;
+
+void expect(bool holds, const char* what) {
+  if (holds) return;
+  ++failures;
+  std::printf("FAILED: %s\n%s", what, emu::report().text().c_str());
+}
+
+void test_conversions() {
+  int wrong = 0;
+  for (uint32_t i = 0; i < 65536; ++i) {
+    const auto h = static_cast<uint16_t>(i);
+    _Float16 f;
+    std::memcpy(&f, &h, 2);
+    const float want = static_cast<float>(f), got = emu::from_f16(h);
+    wrong += want != want ? got == got : want != got;
+  }
+  for (uint32_t i = 0; i < 2000000; ++i) {
+    const float f = emu::as_float(i * 2147u);
+    if (f != f) continue;
+    const auto h = static_cast<_Float16>(f);
+    uint16_t want;
+    std::memcpy(&want, &h, 2);
+    wrong += want != emu::to_f16(f);
+  }
+  expect(wrong == 0, "float16 conversions are the compiler's");
+}
+
+// A 16 x 16 (row-major in shared memory) times B 16 x 8 (row-major too, through .trans).
+void test_mma() {
+  static float got[16][8];
+  static uint16_t a[16][16], b[16][8];
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  for (auto& row : a) {
+    for (auto& x : row) x = emu::to_bf16(normal(random));
+  }
+  for (auto& row : b) {
+    for (auto& x : row) x = emu::to_bf16(normal(random));
+  }
+  emu::launch(dim3{1}, dim3{32}, 1024, [] {
+    const int lane = static_cast<int>(threadIdx.x);
+    if (lane < 16) {
+      for (int j = 0; j < 8; ++j) ptx::sts32(lane * 32 + j * 4, a[lane][2 * j] | a[lane][2 * j + 1] << 16);
+      for (int j = 0; j < 4; ++j) ptx::sts32(512 + lane * 16 + j * 4, b[lane][2 * j] | b[lane][2 * j + 1] << 16);
+    }
+    ptx::warp_sync();
+    uint32_t fa[4], fb[4];
+    ptx::ldmatrix_x4(fa, lane % 16 * 32 + lane / 16 * 16);
+    ptx::ldmatrix_x4_trans(fb, 512 + lane % 16 * 16);
+    float d[4] = {};
+    ptx::mma16816<bf16_t>(d, fa, fb[0], fb[1]);
+    for (int i = 0; i < 4; ++i) got[lane / 4 + 8 * (i / 2)][lane % 4 * 2 + i % 2] = d[i];
+  });
+  double worst = 0;
+  for (int i = 0; i < 16; ++i) {
+    for (int j = 0; j < 8; ++j) {
+      double want = 0;
+      for (int k = 0; k < 16; ++k) want += static_cast<double>(emu::from_bf16(a[i][k])) * emu::from_bf16(b[k][j]);
+      worst = std::max(worst, std::fabs(want - got[i][j]));
+    }
+  }
+  expect(worst < 1e-5 && emu::report().total() == 0, "ldmatrix and mma multiply matrices");
+  emu::report().clear();
+}
+
+template <class Body>
+void expect_report(emu::Kind kind, const char* what, int threads, Body body) {
+  emu::launch(dim3{2}, dim3{static_cast<unsigned>(threads)}, 1024, body);
+  expect(emu::report().count[kind] > 0, what);
+  emu::report().clear();
+}
+
+void test_findings() {
+  static emu::Buffer<uint32_t> buffer(64);
+  using ptx::sts32, ptx::lds32;
+  const auto tid = [] { return threadIdx.x; };
+  expect_report(emu::kRace, "read after write without a barrier", 64, [=] {
+    sts32(tid() * 4, 1);
+    lds32((tid() ^ 32) * 4);
+  });
+  expect_report(emu::kRace, "write after a read by another lane of the warp", 32, [=] {
+    sts32(tid() * 4, 1);
+    ptx::warp_sync();
+    lds32((tid() ^ 1) * 4);
+    sts32(tid() * 4, 2);
+  });
+  expect_report(emu::kRace, "__syncwarp does not order warps", 64, [=] {
+    sts32(tid() * 4, 1);
+    ptx::warp_sync();
+    lds32((tid() ^ 32) * 4);
+  });
+  expect_report(emu::kUninitialised, "read of what nobody wrote", 32, [=] { lds32(tid() * 4); });
+  expect_report(emu::kOutOfBounds, "shared memory past its end", 32, [=] { sts32(1000 + tid() * 4, 1); });
+  expect_report(emu::kMisaligned, "shared memory at an odd address", 32, [=] { sts32(tid() * 4 + 2, 1); });
+  expect_report(emu::kOutOfBounds, "global memory past its end", 64, [=] { ptx::load_global(buffer.p + 1 + tid()); });
+  expect_report(emu::kOutOfBounds, "cp.async from past the end", 32, [=] {
+    ptx::cp_async16(tid() * 16, buffer.p + tid() * 4, true);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+  });
+  expect_report(emu::kAsync, "cp.async not waited for", 32, [=] {
+    ptx::cp_async4(tid() * 4, buffer.p + tid(), true);
+    ptx::cp_async_commit();
+    lds32(tid() * 4);
+    ptx::cp_async_wait<0>();
+  });
+  expect_report(emu::kLeftover, "cp.async left at the end", 32,
+                [=] { ptx::cp_async4(tid() * 4, buffer.p + tid(), true); });
+  expect_report(emu::kDeadlock, "a barrier that half the block skips", 64, [=] {
+    if (tid() < 32) ptx::block_sync();
+  });
+  expect_report(emu::kDivergence, "lanes at different shuffles", 32, [=] {
+    if (tid() < 16) {
+      ptx::shfl_xor(1.f, 1);
+    } else {
+      ptx::shfl_xor(2.f, 1);
+    }
+  });
+  emu::launch(dim3{1}, dim3{64}, 1024, [=] {
+    sts32(tid() * 4, tid());
+    ptx::block_sync();
+    lds32((tid() ^ 32) * 4);
+    ptx::block_sync();
+    sts32(tid() * 4, 0);
+    ptx::warp_sync();
+    lds32((tid() ^ 1) * 4);
+    ptx::cp_async4(256 + tid() * 4, buffer.p + tid(), true);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    lds32(256 + tid() * 4);
+  });
+  expect(emu::report().total() == 0, "a correct kernel gives no report");
+  emu::report().clear();
+}
+
+}  // namespace
+}  // namespace packattn::cuda
+
+int main() {
+  using namespace packattn::cuda;
+  test_conversions();
+  test_mma();
+  test_findings();
+  std::printf("%s\n", failures ? "FAILED" : "passed");
+  return failures != 0;
+}
