@@ -1,14 +1,11 @@
-// Attention ops: check -> allocate -> fill params -> launch. Forward and backward share the checks and the filling.
-#include "../cpu/attention.h"
-
+// Attention ops: check -> allocate -> fill params -> launch. Forward and backward share the checks and the filling;
+// every device shares the ops (attention_backend.h).
 #include <array>
 #include <cmath>
 #include <string>
 
-#include "../common/serves.h"
-#include "../cpu/metadata.h"
+#include "attention_backend.h"
 #include "checks.h"
-#include "executor.h"
 #include "ops.h"
 
 namespace packattn::ops {
@@ -46,7 +43,7 @@ bool is_floating(ScalarType dtype) {
 }
 
 void require_tokens(const Inputs& in, const char* name, const Tensor& tensor, const char* meaning) {
-  require_cpu(in.op, name, tensor);
+  require_device(in.op, name, tensor);
   require(tensor.dim() == 3, in.op, name, " must be 3-D ", meaning, ", got ", Described{tensor});
   require(is_floating(tensor.scalar_type()), in.op, name, " must be float32, bfloat16, float16 or float64, got ",
           Described{tensor});
@@ -71,11 +68,17 @@ void check(const Inputs& in) {
   require_tensor(in.op, "key_begin", in.key_begin, ScalarType::Int, "[total_q]", {in.total_q()});
   require_tensor(in.op, "key_end", in.key_end, ScalarType::Int, "[total_q]", {in.total_q()});
   if (in.sinks) {
-    require_cpu(in.op, "sinks", *in.sinks);
+    require_device(in.op, "sinks", *in.sinks);
     require(is_floating(in.sinks->scalar_type()) && has_sizes(*in.sinks, {in.heads_q()}), in.op,
             "sinks must be float32, bfloat16, float16 or float64 [heads_q] = [", in.heads_q(), "], got ",
             Described{*in.sinks});
   }
+  require_one_device(in.op, {{"query", &in.query},
+                             {"key", &in.key},
+                             {"value", &in.value},
+                             {"key_begin", &in.key_begin},
+                             {"key_end", &in.key_end},
+                             {"sinks", in.sinks ? &*in.sinks : nullptr}});
   // Kernels compute in float32, where a finite double may not be finite.
   require(std::isfinite(static_cast<float>(in.scale)), in.op, "scale must be finite in float32, got ", in.scale);
   require(std::isfinite(static_cast<float>(in.softcap)) && in.softcap >= 0, in.op,
@@ -87,7 +90,7 @@ void check(const Inputs& in) {
 
 // Whether a compiled kernel serves the call; otherwise the plain PyTorch op of the same schema does.
 bool compiled_serves(const Inputs& in) {
-  return cpu_refusals(dtype_name(in.dtype()), in.head_dim(), in.head_dim_v()).empty();
+  return backend::refusals(dtype_name(in.dtype()), in.head_dim(), in.head_dim_v()).empty();
 }
 
 // Calls an op of the namespace that is written in Python. `stack` holds the arguments, then the results.
@@ -98,13 +101,23 @@ void call_reference(const char* op, const char* reference, StableIValue* stack) 
   }
 }
 
-// The tensor itself if a kernel can read it: only the last dimension must be contiguous.
-Tensor readable(const Tensor& tensor) { return tensor.stride(2) == 1 ? tensor : torch::stable::contiguous(tensor); }
-
-TensorView view(const Tensor& tensor, void* data) { return TensorView{data, tensor.stride(0), tensor.stride(1)}; }
+// The stride of a dimension of one entry is anything, and is never used.
+TensorView view(const Tensor& tensor, void* data) {
+  const auto stride = [&](int64_t dim) { return tensor.size(dim) > 1 ? tensor.stride(dim) : 0; };
+  return TensorView{data, stride(0), stride(1)};
+}
 
 // Kernels only read through the views of inputs; the struct has no second, const kind of view.
 TensorView input_view(const Tensor& tensor) { return view(tensor, const_cast<void*>(tensor.const_data_ptr())); }
+
+// The tensor itself if a kernel can read it: the last dimension must be contiguous, and the rest as the device wants
+// it.
+Tensor readable(const Tensor& tensor) {
+  const int bytes = static_cast<int>(tensor.element_size());
+  const Tensor dense = tensor.stride(2) == 1 ? tensor : torch::stable::contiguous(tensor);
+  // Not contiguous(): a contiguous tensor at an odd address is contiguous already.
+  return backend::is_aligned(input_view(dense), bytes) ? dense : torch::stable::clone(dense);
+}
 
 TensorView output_view(const Tensor& tensor) { return view(tensor, tensor.mutable_data_ptr()); }
 
@@ -160,10 +173,10 @@ class KernelInputs {
   const Inputs& in_;
 };
 
-// For the paths that do not reach a kernel, which checks the ranges itself.
-void check_ranges(const Inputs& in) {
-  const Tensor begin = as_contiguous(in.key_begin);
-  const Tensor end = as_contiguous(in.key_end);
+void check_ranges(const Inputs& in, bool kernel_runs) {
+  if (!backend::checks_ranges(kernel_runs)) return;
+  const Tensor begin = on_host(as_contiguous(in.key_begin));
+  const Tensor end = on_host(as_contiguous(in.key_end));
   named(in.op, [&] {
     cpu::check_key_ranges(begin.const_data_ptr<int32_t>(), end.const_data_ptr<int32_t>(), in.total_q(), in.total_k());
   });
@@ -176,22 +189,24 @@ std::tuple<Tensor, Tensor> attention_forward(const Tensor& query, const Tensor& 
                                              const std::optional<Tensor>& sinks, double scale, double softcap) {
   const Inputs in{"attention_forward", query, key, value, key_begin, key_end, sinks, scale, softcap};
   check(in);
-  if (!compiled_serves(in)) {
-    check_ranges(in);
+  const bool served = compiled_serves(in);
+  check_ranges(in, served);
+  if (!served) {
     std::array<StableIValue, 8> stack{from(query),   from(key),   from(value), from(key_begin),
                                       from(key_end), from(sinks), from(scale), from(softcap)};
-    call_reference(in.op, "packattn::attention_forward_reference", stack.data());
+    call_reference(in.op, backend::kForwardReference, stack.data());
     return {to<Tensor>(stack[0]), to<Tensor>(stack[1])};
   }
 
-  Tensor out = empty_cpu({in.total_q(), in.heads_q(), in.head_dim_v()}, in.dtype());
-  Tensor lse = empty_cpu({in.heads_q(), in.total_q()}, ScalarType::Float);
+  const Place place(query);
+  Tensor out = place.empty({in.total_q(), in.heads_q(), in.head_dim_v()}, in.dtype());
+  Tensor lse = place.empty({in.heads_q(), in.total_q()}, ScalarType::Float);
   const KernelInputs inputs(in);
   AttentionForwardParams params;
   inputs.fill(params);
   params.out = output_view(out);
   params.lse = lse.mutable_data_ptr<float>();
-  named(in.op, [&] { cpu::attention_forward(params, torch_executor()); });
+  named(in.op, [&] { backend::attention_forward(params, place); });
   return {out, lse};
 }
 
@@ -214,19 +229,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(const Tensor& dout
   require_like_out("dout", dout);
   require_like_lse("lse", lse);
   if (dlse) require_like_lse("dlse", *dlse);
-  if (!compiled_serves(in)) {
-    check_ranges(in);
+  require_one_device(
+      in.op, {{"query", &query}, {"out", &out}, {"dout", &dout}, {"lse", &lse}, {"dlse", dlse ? &*dlse : nullptr}});
+  const bool served = compiled_serves(in);
+  check_ranges(in, served);
+  if (!served) {
     std::array<StableIValue, 12> stack{from(dout),    from(dlse),  from(query), from(key),
                                        from(value),   from(out),   from(lse),   from(key_begin),
                                        from(key_end), from(sinks), from(scale), from(softcap)};
-    call_reference(in.op, "packattn::attention_backward_reference", stack.data());
+    call_reference(in.op, backend::kBackwardReference, stack.data());
     return {to<Tensor>(stack[0]), to<Tensor>(stack[1]), to<Tensor>(stack[2]), to<Tensor>(stack[3])};
   }
 
-  Tensor dquery = empty_cpu({in.total_q(), in.heads_q(), in.head_dim()}, in.dtype());
-  Tensor dkey = empty_cpu({in.total_k(), in.heads_k(), in.head_dim()}, in.dtype());
-  Tensor dvalue = empty_cpu({in.total_k(), in.heads_k(), in.head_dim_v()}, in.dtype());
-  Tensor dsinks = empty_cpu({sinks ? in.heads_q() : 0}, ScalarType::Float);
+  const Place place(query);
+  Tensor dquery = place.empty({in.total_q(), in.heads_q(), in.head_dim()}, in.dtype());
+  Tensor dkey = place.empty({in.total_k(), in.heads_k(), in.head_dim()}, in.dtype());
+  Tensor dvalue = place.empty({in.total_k(), in.heads_k(), in.head_dim_v()}, in.dtype());
+  Tensor dsinks = place.empty({sinks ? in.heads_q() : 0}, ScalarType::Float);
   const KernelInputs inputs(in);
   const Tensor out_read = readable(out);
   const Tensor dout_read = readable(dout);
@@ -242,7 +261,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(const Tensor& dout
   params.dkey = output_view(dkey);
   params.dvalue = output_view(dvalue);
   params.dsinks = sinks ? dsinks.mutable_data_ptr<float>() : nullptr;
-  named(in.op, [&] { cpu::attention_backward(params, torch_executor()); });
+  named(in.op, [&] { backend::attention_backward(params, place); });
   if (sinks && sinks->scalar_type() != ScalarType::Float) dsinks = torch::stable::to(dsinks, sinks->scalar_type());
   return {dquery, dkey, dvalue, dsinks};
 }

@@ -1,4 +1,4 @@
-// The host ops of torch.ops.packattn on the CPU. Schemas, with defaults, are defined in python/packattn/ops.py;
+// The host ops of torch.ops.packattn. Schemas, with defaults, are defined in python/packattn/ops.py;
 // the order of the parameters here is the schema's.
 #pragma once
 #include <torch/csrc/stable/library.h>

@@ -1,0 +1,58 @@
+// The table of the tensor-core instantiations. Each function stands in a file of its name in instantiations/.
+#pragma once
+#include <stdexcept>
+
+#include "kernels.h"
+#include "select.h"
+
+namespace packattn::cuda {
+
+ForwardKernel forward_bfloat16_64_64();
+ForwardKernel forward_bfloat16_128_128();
+ForwardKernel forward_bfloat16_192_128();
+ForwardKernel forward_bfloat16_256_256();
+ForwardKernel forward_float16_64_64();
+ForwardKernel forward_float16_128_128();
+ForwardKernel forward_float16_192_128();
+ForwardKernel forward_float16_256_256();
+
+BackwardKernel backward_bfloat16_64_64();
+BackwardKernel backward_bfloat16_128_128();
+BackwardKernel backward_bfloat16_192_128();
+BackwardKernel backward_bfloat16_256_256();
+BackwardKernel backward_float16_64_64();
+BackwardKernel backward_float16_128_128();
+BackwardKernel backward_float16_192_128();
+BackwardKernel backward_float16_256_256();
+
+struct Instantiation {
+  DType dtype;
+  HeadDims dims;
+  ForwardKernel (*forward)();
+  BackwardKernel (*backward)();
+};
+
+constexpr Instantiation kInstantiations[] = {
+    {DType::bfloat16, {64, 64}, &forward_bfloat16_64_64, &backward_bfloat16_64_64},
+    {DType::bfloat16, {128, 128}, &forward_bfloat16_128_128, &backward_bfloat16_128_128},
+    {DType::bfloat16, {192, 128}, &forward_bfloat16_192_128, &backward_bfloat16_192_128},
+    {DType::bfloat16, {256, 256}, &forward_bfloat16_256_256, &backward_bfloat16_256_256},
+    {DType::float16, {64, 64}, &forward_float16_64_64, &backward_float16_64_64},
+    {DType::float16, {128, 128}, &forward_float16_128_128, &backward_float16_128_128},
+    {DType::float16, {192, 128}, &forward_float16_192_128, &backward_float16_192_128},
+    {DType::float16, {256, 256}, &forward_float16_256_256, &backward_float16_256_256},
+};
+
+inline const Instantiation& instantiation(DType dtype, const HeadDims& dims) {
+  for (const Instantiation& one : kInstantiations) {
+    if (one.dtype == dtype && one.dims.head_dim == dims.head_dim && one.dims.head_dim_v == dims.head_dim_v) return one;
+  }
+  throw std::logic_error("no tensor-core kernel was compiled for what select() chose");
+}
+
+inline ForwardKernel forward_kernel(DType dtype, const HeadDims& dims) { return instantiation(dtype, dims).forward(); }
+inline BackwardKernel backward_kernel(DType dtype, const HeadDims& dims) {
+  return instantiation(dtype, dims).backward();
+}
+
+}  // namespace packattn::cuda
