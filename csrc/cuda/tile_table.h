@@ -10,7 +10,7 @@ namespace packattn::cuda {
 
 // Rows [row, row + rows) of one component, and the range [begin, end) of the other axis that any of them sees, inside
 // [0, limit]; 0, 0 where none sees anything.
-struct Tile {
+struct alignas(16) Tile {
   int32_t row;
   int32_t rows;
   int32_t begin;
@@ -20,7 +20,8 @@ struct Tile {
 // Device memory. The first *count entries of tiles are the tiles, those with the most work first; every row is in one.
 struct TileTable {
   int32_t* count = nullptr;
-  Tile* tiles = nullptr;  // [rows of the axis]
+  Tile* tiles = nullptr;    // [rows of the axis]
+  Tile* scratch = nullptr;  // [rows of the axis], the builder's own
 };
 
 // Bytes that a table over `rows` rows takes, and the table at an address (aligned to 256) that has them.
@@ -28,7 +29,8 @@ size_t tile_table_bytes(int64_t rows);
 TileTable tile_table_at(void* memory, int64_t rows);
 
 // begin, end: int32 [rows], any values; those of row i say that it sees begin[i] <= j < end[i] of [0, limit).
-// tile_rows: the most rows of a tile.
+// tile_rows: the most rows of a tile. One launch of one block. Throws std::invalid_argument for axes longer than an
+// int32 counts.
 void build_tile_table(const int32_t* begin, const int32_t* end, int64_t rows, int64_t limit, int tile_rows,
                       TileTable table, const Stream& stream);
 
