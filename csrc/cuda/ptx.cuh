@@ -146,7 +146,11 @@ PACKATTN_DEVICE void cp_async16(uint32_t destination, const void* source, bool v
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(valid ? 16 : 0)
                : "memory");
 }
-// 4 bytes, the same way; both addresses are multiples of 4.
+// 8 and 4 bytes, the same way; both addresses are multiples of that.
+PACKATTN_DEVICE void cp_async8(uint32_t destination, const void* source, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source), "r"(valid ? 8 : 0)
+               : "memory");
+}
 PACKATTN_DEVICE void cp_async4(uint32_t destination, const void* source, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source), "r"(valid ? 4 : 0)
                : "memory");

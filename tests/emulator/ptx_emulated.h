@@ -72,6 +72,9 @@ inline float4 lds128f(uint32_t address, PACKATTN_SITE) { return load_shared<floa
 inline void cp_async16(uint32_t destination, const void* source, bool valid, PACKATTN_SITE) {
   emu::async_copy(destination, source, 16, valid, site);
 }
+inline void cp_async8(uint32_t destination, const void* source, bool valid, PACKATTN_SITE) {
+  emu::async_copy(destination, source, 8, valid, site);
+}
 inline void cp_async4(uint32_t destination, const void* source, bool valid, PACKATTN_SITE) {
   emu::async_copy(destination, source, 4, valid, site);
 }
