@@ -40,7 +40,9 @@ def flash_attn_varlen_func(
     """flash-attn's function of this name. The backward is deterministic always, and lse is differentiable.
 
     Args:
-        q: [Tq, Hq, D]. k: [Tk, Hkv, D]. v: [Tk, Hkv, Dv]; float32 and float64 too, on any device.
+        q: [Tq, Hq, D]; float32 and float64 too, on any device.
+        k: [Tk, Hkv, D].
+        v: [Tk, Hkv, Dv].
         cu_seqlens_q, cu_seqlens_k: [N + 1], int32 or int64. Documents are aligned at their last tokens.
         max_seqlen_q, max_seqlen_k: not used.
         window_size: (left, right), a negative number or None for no limit; (0, 0) is the token itself.
@@ -86,7 +88,10 @@ def flash_attn_func(
 ) -> Tensor | tuple[Tensor, Tensor, None]:
     """flash-attn's function of this name, for batches that are not packed: q [B, Sq, Hq, D], k, v [B, Sk, Hkv, D].
 
-    Returns [B, Sq, Hq, Dv]; with ``return_attn_probs`` also lse, float32 [B, Hq, Sq], and None.
+    Other arguments and errors as in :func:`flash_attn_varlen_func`.
+
+    Returns:
+        [B, Sq, Hq, Dv]; with ``return_attn_probs`` also lse, float32 [B, Hq, Sq], and None.
     """
     _refuse("flash_attn_func", dropout_p=dropout_p, alibi_slopes=alibi_slopes)
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -134,7 +139,9 @@ def varlen_attn(
     """``torch.nn.attention.varlen.varlen_attn``, on any device, in float32 too, with a differentiable lse.
 
     Args:
-        query: [Tq, Hq, D]. key: [Tk, Hkv, D]. value: [Tk, Hkv, Dv].
+        query: [Tq, Hq, D].
+        key: [Tk, Hkv, D].
+        value: [Tk, Hkv, Dv].
         cu_seq_q, cu_seq_k: [N + 1], int32 or int64. Documents are aligned at their last tokens.
         max_q, max_k: not used.
         return_aux: ``torch.nn.attention.varlen.AuxRequest`` (anything with ``lse``).

@@ -156,7 +156,10 @@ def dense_mask(
     chunk_size: int = 0,
     prefix_lengths: Tensor | None = None,
 ) -> Tensor:
-    """The mask as bool [T, Tk], True where the row sees the key: to look at, or for attention that takes dense masks."""
+    """The mask as bool [T, Tk], True where the row sees the key: to look at, or for attention that takes dense masks.
+
+    Arguments and errors as in :meth:`packattn.Packing.key_ranges`.
+    """
     expect(packing, "dense_mask: packing")
     key_begin, key_end = packing.key_ranges(
         packing_k, causal=causal, window_size=window_size, chunk_size=chunk_size, prefix_lengths=prefix_lengths

@@ -32,11 +32,11 @@ MAX_BINS = 2**26  # as many as are made before anything lies in them: more could
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """Documents distributed over bins of `capacity` tokens. F fragments, all arrays int64 and read-only.
+    """Documents distributed over bins of ``capacity`` tokens. F fragments, all arrays int64 and read-only.
 
-    Bin b holds the fragments offsets[b] to offsets[b + 1] - 1, in the order they lie in it. Fragment f is the tokens
-    starts[f] to starts[f] + lengths[f] - 1 of document items[f]. Iterating gives, for each bin, its list of
-    (item, start, length).
+    Bin b holds the fragments ``offsets[b]`` to ``offsets[b + 1] - 1``, in the order they lie in it. Fragment f is the
+    tokens ``starts[f]`` to ``starts[f] + lengths[f] - 1`` of document ``items[f]``. Iterating gives, for each bin, its
+    list of (item, start, length).
     """
 
     items: Int64
@@ -112,16 +112,17 @@ def pack(
         lengths: [N] integers, 0 or more. Documents of no tokens take no room; each still appears once: in its place with
             "next_fit", at the end of the last bin otherwise.
         capacity: tokens that a bin holds, 1 to 2**31.
-        algorithm:
-            "bfd"        best fit decreasing: longest document first, each into the bin in which the least room would
-                         remain; of bins with equal room, the one that has had it longest (D. S. Johnson, "Near-optimal
-                         bin packing algorithms", 1973). The fullest bins, or equal to them.
-            "bfd_split"  "bfd" with overflow="split".
-            "ffd"        first fit decreasing: longest document first, each into the oldest bin with room (Johnson).
-            "next_fit"   keeps the order of the documents: into the last bin, or a new one if it has no room.
-            "balanced"   bins of equal attention cost, the sum of squared lengths: longest document first, each into the
-                         bin of least cost that has room (the rule "longest processing time first" of R. L. Graham,
-                         "Bounds on multiprocessing timing anomalies", 1969, with a limit on a bin's tokens).
+        algorithm: how documents are placed.
+
+            - "bfd", best fit decreasing: longest document first, each into the bin in which the least room would remain;
+              of bins with equal room, the one that has had it longest (D. S. Johnson, "Near-optimal bin packing
+              algorithms", 1973). The fullest bins, or equal to them.
+            - "bfd_split": "bfd" with overflow="split".
+            - "ffd", first fit decreasing: longest document first, each into the oldest bin with room (Johnson).
+            - "next_fit" keeps the order of the documents: into the last bin, or a new one if it has no room.
+            - "balanced", bins of equal attention cost, the sum of squared lengths: longest document first, each into the
+              bin of least cost that has room (the rule "longest processing time first" of R. L. Graham, "Bounds on
+              multiprocessing timing anomalies", 1969, with a limit on a bin's tokens).
         overflow: what to do with documents longer than `capacity`. "error" (the default) refuses them; "truncate" keeps
             their first `capacity` tokens, and `truncated_tokens` of the result counts the rest; "split" cuts them into
             fragments of `capacity` tokens and a shorter last one, each of which is then packed as a document.

@@ -53,7 +53,12 @@ class Packing:
     def from_lengths(
         cls, lengths: Iterable[int] | Tensor, total: int | None = None, device: torch.device | str | None = None
     ) -> Packing:
-        """From the documents' lengths in order (zeros allowed). Rows past their sum, up to ``total``, are padding."""
+        """From the documents' lengths in order (zeros allowed). Rows past their sum, up to ``total``, are padding.
+
+        Raises:
+            ValueError: a negative length, or a sum above ``total``.
+            TypeError: lengths that are not integers.
+        """
         cu = cu_seqlens_from_lengths(lengths)
         if device is not None:  # look at the values before they move, where it does not wait for a device
             checks.cu_seqlens("from_lengths", cu, total)
@@ -87,6 +92,9 @@ class Packing:
         have the exact size (waits for the device), or T inside a compiled function. More documents than
         ``max_segments`` are an error where values are looked at (CPU, ``PACKATTN_VALIDATE=1``); elsewhere the
         documents past it count as padding.
+
+        Raises:
+            ValueError: ids of the wrong shape or dtype, or more documents than ``max_segments``.
         """
         room = _room(segment_ids, max_segments)
         starts, ends = torch.ops.packattn.documents_from_segment_ids(segment_ids, pad_id, room)
@@ -107,6 +115,9 @@ class Packing:
                 positions that jump inside a document (PoSE).
             plane: which plane of 3-D mRoPE positions [P, B, S] counts tokens (0 where there are 4).
             max_segments: as in :meth:`from_segment_ids`.
+
+        Raises:
+            ValueError: positions of the wrong shape or dtype (three planes without ``plane``), or an unknown rule.
         """
         cu = cu_seqlens_from_position_ids(position_ids, rule, _room(position_ids, max_segments), plane=plane)
         total = position_ids.numel() if plane is None else position_ids[plane].numel()
@@ -115,7 +126,12 @@ class Packing:
     @classmethod
     def from_attention_mask(cls, attention_mask: Tensor, max_segments: int | None = None) -> Packing:
         """From a padding mask [B, S] or [S]: 0 or False is padding, and documents are told apart by their value
-        (ones for one document a row, or the ids 1, 2, ... of packed rows)."""
+        (ones for one document a row, or the ids 1, 2, ... of packed rows).
+
+        Raises:
+            TypeError: a mask that is not bool, int32 or int64.
+            ValueError: a mask of more than two dimensions.
+        """
         if not isinstance(attention_mask, Tensor) or attention_mask.dtype not in (torch.bool, torch.int32, torch.int64):
             raise TypeError(
                 "from_attention_mask: attention_mask must be bool, int32 or int64 (1 = token, 0 = padding), got "
@@ -180,6 +196,11 @@ class Packing:
             chunk_size: tokens see only keys of their own chunk of this many tokens, counted from the document's
                 start; 0 for no chunks.
             prefix_lengths: integer [N], how many first tokens of each document every token of it sees (prefix-LM).
+
+        Raises:
+            ValueError: a window that is no pair of integers, prefix_lengths of another shape, device or dtype or (where
+                values are looked at) negative, or a packing_k with another number of documents.
+            TypeError: causal is no bool, packing_k no Packing.
         """
         left, right = _window(window_size)
         if not isinstance(causal, bool):  # None would pass for False, and show the future

@@ -50,7 +50,8 @@ def plot_mask(
     """Draws which keys each query of a packed row sees, with documents, boundaries, padding and positions.
 
     Args:
-        packing: of the queries; packing_k: of the keys, if they are packed otherwise.
+        packing: of the queries.
+        packing_k: of the keys, if they are packed otherwise.
         causal, window_size, chunk_size, prefix_lengths: as for Packing.key_ranges.
         title: instead of one that says what is drawn.
         figure: a Figure or SubFigure to draw into; the default is a new Figure.

@@ -20,9 +20,13 @@ _Relation = Literal["row-key", "row-row", "key-key"]
 class Check:
     """One way of looking for influence, over all pairs.
 
-    name: as in the text table. relation: what the pairs are: "row-key" [Tq, Tk], "row-row" [Tq, Tq] or "key-key"
-    [Tk, Tk], the one that is influenced first. found: float64, the size of the influence, 0 for none.
-    allowed, required: bool, where there may be some, and where there must be.
+    Attributes:
+        name: as in the text table.
+        relation: what the pairs are: "row-key" [Tq, Tk], "row-row" [Tq, Tq] or "key-key" [Tk, Tk], the one that is
+            influenced first.
+        found: float64, the size of the influence, 0 for none.
+        allowed: bool, where there may be some.
+        required: bool, where there must be.
     """
 
     name: str
@@ -61,10 +65,16 @@ class Check:
 class Fault:
     """One pair that is wrong.
 
-    kind: "leak" (an influence that must not be), "blind" (one that is missing) or "head" (a query head that reads
-    another key head than its own). relation: as in Check. first, second: the two rows, keys or heads. size: of the
-    influence, 0 for blind. checks: the names of the checks that see it, that of `size` first. documents: of first and
-    second, -1 for padding; None for heads. text: all of it in words.
+    Attributes:
+        kind: "leak" (an influence that must not be), "blind" (one that is missing) or "head" (a query head that reads
+            another key head than its own).
+        relation: as in Check.
+        first: the row, key or head that is influenced.
+        second: the one that influences it.
+        size: of the influence, 0 for blind.
+        checks: the names of the checks that see it, that of ``size`` first.
+        documents: of first and second, -1 for padding; None for heads.
+        text: all of it in words.
     """
 
     kind: _Kind
@@ -100,13 +110,22 @@ class ValueCheck:
 class AttentionReport(Report):
     """What check_attention found.
 
-    documents, documents_k: first row of each document and one past its last, of the queries and of the keys. heads: (Hq, Hkv). mask: the expected
-    mask in words. dtype, device: of the inputs.
-    expected: bool [Tq, Tk], the mask. influence: float64 [Tq, Tk], how far out[i] moves when k[j] or v[j] is replaced.
-    gradient: float64 [Tq, Tk] or None, the largest gradient of out[i] with respect to k[j] and v[j].
-    checks: every way of looking, with its counts. values: the distance from the float64 formula.
-    faults: every pair that is wrong; leaks between documents first, then by size.
-    backward: "checked", or the reason why not. problems: what else is wrong, in words. notes: what was left out.
+    Attributes:
+        documents: first row of each document and one past its last, of the queries.
+        documents_k: the same of the keys.
+        heads: (Hq, Hkv).
+        mask: the expected mask in words.
+        dtype: of the inputs.
+        device: of the inputs.
+        expected: bool [Tq, Tk], the mask.
+        influence: float64 [Tq, Tk], how far ``out[i]`` moves when ``k[j]`` or ``v[j]`` is replaced.
+        gradient: float64 [Tq, Tk] or None, the largest gradient of ``out[i]`` with respect to ``k[j]`` and ``v[j]``.
+        checks: every way of looking, with its counts.
+        values: the distance from the float64 formula.
+        faults: every pair that is wrong; leaks between documents first, then by size.
+        backward: "checked", or the reason why not.
+        problems: what else is wrong, in words.
+        notes: what was left out.
     """
 
     documents: Spans

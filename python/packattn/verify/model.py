@@ -36,8 +36,12 @@ Arguments = dict[str, Any]
 class Way:
     """One way of calling a model with packed rows.
 
-    arguments(packing, shape): the keyword arguments, for a packing over [B, S] = shape. rows: packed rows in the batch.
-    tail: tokens of padding at the end of each row. remedy: what to write instead where this way fails.
+    Attributes:
+        name: of the way, as in the report.
+        arguments: ``arguments(packing, shape)`` gives the keyword arguments, for a packing over [B, S] = shape.
+        remedy: what to write instead where this way fails.
+        rows: packed rows in the batch.
+        tail: tokens of padding at the end of each row.
     """
 
     name: str
@@ -137,10 +141,16 @@ WAYS = (
 class WayReport:
     """What one implementation does with one way of calling.
 
-    leak: largest change of a document's logits when another is replaced; must be 0. error: largest difference of a
-    document's logits from those alone, and relative_error, relative to its largest logit. positions: "restart", "run on"
-    or "not seen". verdict: "ok", "leaks", "differs", "rounding" (a mixture of experts, whose router groups tokens of
-    several documents) or "not run". note: the reason it was not run, or the line that mends it.
+    Attributes:
+        implementation: the attention implementation.
+        way: the name of the :class:`Way`.
+        verdict: "ok", "leaks", "differs", "rounding" (a mixture of experts, whose router groups tokens of several
+            documents) or "not run".
+        leak: largest change of a document's logits when another is replaced; must be 0.
+        error: largest difference of a document's logits from those alone.
+        relative_error: the same, relative to its largest logit.
+        positions: "restart", "run on" or "not seen".
+        note: the reason it was not run, or the line that mends it.
     """
 
     implementation: str
@@ -154,6 +164,7 @@ class WayReport:
 
     @property
     def passed(self) -> bool:
+        """Nothing leaks, and the logits are those of the documents alone."""
         return self.verdict in ("ok", "rounding")
 
 
@@ -252,7 +263,9 @@ def check_model(
         a ModelReport with one row for each implementation and way. What an implementation cannot run is "not run".
 
     Raises:
-        ImportError: transformers is missing. TypeError: not a transformers model. ValueError: fewer than two documents.
+        ImportError: transformers is missing.
+        TypeError: not a transformers model.
+        ValueError: fewer than two documents.
     """
     import transformers
 

@@ -38,9 +38,13 @@ class PositionFault:
 class PositionReport(Report):
     """What check_positions found.
 
-    lengths: tokens of each document. checked: tokens whose position was compared, those of documents; the positions of
-    padding may be anything. wrong: how many are wrong. documents_wrong: in how many documents. faults: the first wrong
-    token of each of those documents, in order. start: the position a document must begin with.
+    Attributes:
+        lengths: tokens of each document.
+        checked: tokens whose position was compared, those of documents; the positions of padding may be anything.
+        wrong: how many are wrong.
+        documents_wrong: in how many documents.
+        faults: the first wrong token of each of those documents, in order.
+        start: the position a document must begin with.
     """
 
     lengths: tuple[int, ...]

@@ -16,11 +16,18 @@ _SHOWN, _LEAKS, _ERRORS = 16, 6, 4  # documents, leaks and errors that a text na
 class ProbeLeak:
     """One document seen from another.
 
-    document: whose logits moved; source: the document that was replaced. size: the largest change of the logits, 0 for
-    a leak in the backward only. changed: how many logits changed. row: the row of `document` that moved most.
-    key_row: the row of `source` that moves it, found by replacing fewer and fewer tokens, and key_size by how much;
-    None where it was not looked for or takes several tokens together. gradient: the largest gradient of `document`'s
-    logits with respect to `source`'s embeddings, None where not checked. text: all of it in words.
+    Attributes:
+        document: whose logits moved.
+        source: the document that was replaced.
+        size: the largest change of the logits, 0 for a leak in the backward only.
+        changed: how many logits changed.
+        row: the row of ``document`` that moved most.
+        key_row: the row of ``source`` that moves it, found by replacing fewer and fewer tokens; None where it was not
+            looked for or takes several tokens together.
+        key_size: by how much it does, or None.
+        gradient: the largest gradient of ``document``'s logits with respect to ``source``'s embeddings, None where not
+            checked.
+        text: all of it in words.
     """
 
     document: int
@@ -38,19 +45,23 @@ class ProbeLeak:
 class ProbeReport(Report):
     """What probe found, for N documents in one row.
 
-    lengths: tokens of each document. dtype: of the logits.
-    error, relative_error: float64 [N], largest difference between a document's logits packed and alone, absolute and
-        relative to its largest logit; 0 for a document without tokens. tolerance: what relative_error may be.
-    influence: float64 [N, N], influence[a, b] = largest change of b's logits when a is replaced. Off the diagonal it
-        must be exactly 0; on it, it must not be (the model answers to its input).
-    changed: int64 [N, N], how many logits changed.
-    gradient: float64 [N, N] or None, gradient[a, b] = largest gradient of b's logits with respect to a's input
-        embeddings; None where it was not checked, and `backward` says why.
-    backward: "checked", or the reason why not.
-    deterministic: two runs on the same input gave the same logits. If not, influence and gradient are not measured
-        (all NaN, None), since a change could not be told from noise, and the report does not pass.
-    leaks: every pair of documents of which one sees the other, largest first.
-    problems: what else is wrong, in words.
+    Attributes:
+        lengths: tokens of each document.
+        dtype: of the logits.
+        tolerance: what relative_error may be.
+        error: float64 [N], largest difference between a document's logits packed and alone; 0 for a document without
+            tokens.
+        relative_error: float64 [N], the same relative to the document's largest logit.
+        influence: float64 [N, N], ``influence[a, b]`` is the largest change of b's logits when a is replaced. Off the
+            diagonal it must be exactly 0; on it, it must not be (the model answers to its input).
+        changed: int64 [N, N], how many logits changed.
+        gradient: float64 [N, N] or None, ``gradient[a, b]`` is the largest gradient of b's logits with respect to a's
+            input embeddings; None where it was not checked, and ``backward`` says why.
+        backward: "checked", or the reason why not.
+        deterministic: two runs on the same input gave the same logits. If not, influence and gradient are not measured
+            (all NaN, None), since a change could not be told from noise, and the report does not pass.
+        leaks: every pair of documents of which one sees the other, largest first.
+        problems: what else is wrong, in words.
     """
 
     lengths: tuple[int, ...]
