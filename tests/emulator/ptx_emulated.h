@@ -1,5 +1,6 @@
 // The functions of csrc/cuda/ptx.cuh on the CPU. What each does is described there; here is only how it is emulated.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -20,6 +21,8 @@ template <class T>
 inline constexpr emu::Element element = is_f16<T> ? emu::Element::f16 : emu::Element::bf16;
 
 // ---- threads
+inline int thread_index() { return static_cast<int>(threadIdx.x); }
+
 inline void block_sync(PACKATTN_SITE) { emu::block_sync(site); }
 inline void warp_sync(PACKATTN_SITE) { emu::warp_sync(site); }
 
@@ -36,6 +39,14 @@ T shfl_up(T value, int delta, PACKATTN_SITE) {
   return emu::shuffle(emu::kShuffleUp, value, delta, site, [](int lane, int d) { return lane - d; });
 }
 inline uint32_t ballot(bool b, PACKATTN_SITE) { return emu::ballot(b, site); }
+inline int reduce_min(int value, PACKATTN_SITE) {
+  for (int mask = 1; mask < 32; mask *= 2) value = std::min(value, shfl_xor(value, mask, site));
+  return value;
+}
+inline int reduce_max(int value, PACKATTN_SITE) {
+  for (int mask = 1; mask < 32; mask *= 2) value = std::max(value, shfl_xor(value, mask, site));
+  return value;
+}
 inline bool any_lane(bool b, PACKATTN_SITE) { return emu::ballot(b, site) != 0; }
 inline bool all_lanes(bool b, PACKATTN_SITE) { return emu::ballot(b, site) == 0xFFFFFFFFu; }
 
