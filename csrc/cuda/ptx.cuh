@@ -43,6 +43,13 @@ namespace packattn::cuda::ptx {
 // ---- threads
 // ---------------------------------------------------------------------------------------------------------
 
+// threadIdx.x, read here and now: what is computed from it is not moved out of a loop, where it would hold registers.
+PACKATTN_DEVICE int thread_index() {
+  uint32_t r;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r));
+  return static_cast<int>(r);
+}
+
 // Waits for all threads of the block; what they wrote to shared and global memory before it, all see after it.
 PACKATTN_DEVICE void block_sync() { __syncthreads(); }
 
