@@ -18,12 +18,11 @@ constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
 // ---- layout
-// ----------------------------------------------------------------------------------------------------------
 
 template <int PITCH>
 constexpr int kGroup = PITCH % 64 == 0 ? 8 : 4;  // chunks among which the swizzle permutes
 
-constexpr int matrix_bytes(int rows, int pitch) { return rows * pitch * 2; }
+__host__ __device__ constexpr int matrix_bytes(int rows, int pitch) { return rows * pitch * 2; }
 
 // Byte offset of 16-byte chunk `chunk` of row `row`.
 template <int PITCH>
@@ -52,11 +51,10 @@ PACKATTN_DEVICE uint32_t column_step(uint32_t lane_address, int step) {
 }
 
 // ---- global memory to shared memory
-// ----------------------------------------------------------------------------------
 
-// What one thread copies of a [rows, heads, dim] tensor's head: 8 (4) lanes side by side share a row.
+// What one thread copies of one head of a [rows, heads, dim] tensor: 8 (4) lanes side by side share a row.
 struct Source {
-  const uint16_t* head;  // element (0, head, 0): some address inside the tensor, given to copies that read nothing
+  const uint16_t* any;   // some address inside the tensor, given to copies that read nothing
   const uint16_t* next;  // this thread's first chunk of the next rows to copy
   int64_t row_stride;
   int dim;
@@ -67,8 +65,8 @@ PACKATTN_DEVICE Source source_at(const void* data, int64_t row_stride, int64_t h
                                  int dim, int thread) {
   constexpr int G = kGroup<PITCH>;
   Source source;
-  source.head = static_cast<const uint16_t*>(data) + head * head_stride;
-  source.next = source.head + (row + thread / G) * row_stride + thread % G * 8;
+  source.any = static_cast<const uint16_t*>(data);
+  source.next = source.any + head * head_stride + (row + thread / G) * row_stride + thread % G * 8;
   source.row_stride = row_stride;
   source.dim = dim;
   return source;
@@ -84,8 +82,8 @@ PACKATTN_DEVICE void copy_rows(uint32_t matrix, Source& source, int valid, int t
   const int row = thread / G, column = thread % G;
   const uint32_t to = matrix + chunk_at<PITCH>(row, column);
   const int64_t step = static_cast<int64_t>(STEP) * source.row_stride;
-  const uint16_t* from = source.next;
   if (STEP <= ROWS || row < ROWS) {
+    const uint16_t* from = source.next;
     if (valid >= ROWS && source.dim == PITCH) {
 #pragma unroll
       for (int i = 0; i < STEPS; ++i) {
@@ -101,7 +99,7 @@ PACKATTN_DEVICE void copy_rows(uint32_t matrix, Source& source, int valid, int t
 #pragma unroll
         for (int j = 0; j < LINES; ++j) {
           const bool ok = row + i * STEP < valid && (column + j * G) * 8 < source.dim;
-          ptx::cp_async16(to + i * STEP * PITCH * 2 + j * G * 16, ok ? from + j * G * 8 : source.head, ok);
+          ptx::cp_async16(to + i * STEP * PITCH * 2 + j * G * 16, ok ? from + j * G * 8 : source.any, ok);
         }
         from += step;
       }
@@ -111,7 +109,6 @@ PACKATTN_DEVICE void copy_rows(uint32_t matrix, Source& source, int valid, int t
 }
 
 // ---- products of one warp
-// --------------------------------------------------------------------------------------------
 
 template <int A, int B>
 PACKATTN_DEVICE void zero(float (&x)[A][B][4]) {
@@ -175,37 +172,47 @@ PACKATTN_DEVICE void multiply_rows(float (&out)[MT][NT][4], const uint32_t (&a)[
   }
 }
 
-// Accumulators of the columns 16 * ks .. 16 * ks + 15, rounded to T, as operand A.
-template <class T, int NT>
-PACKATTN_DEVICE void as_operand(uint32_t (&a)[4], const float (&c)[NT][4], int ks) {
+// Accumulators of MT * 16 rows and NT * 8 columns, rounded to T, as operand A.
+template <class T, int MT, int NT>
+PACKATTN_DEVICE void as_operand(uint32_t (&a)[MT][NT / 2][4], const float (&c)[MT][NT][4]) {
 #pragma unroll
-  for (int j = 0; j < 4; ++j) a[j] = ptx::pack2<T>(c[2 * ks + j / 2][j % 2 * 2], c[2 * ks + j / 2][j % 2 * 2 + 1]);
+  for (int m = 0; m < MT; ++m) {
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) a[m][n / 2][n % 2 * 2 + r] = ptx::pack2<T>(c[m][n][2 * r], c[m][n][2 * r + 1]);
+    }
+  }
 }
 
-// out += W * B: W has MT * 16 rows and WT * 8 columns, B has WT * 8 rows and NT * 8 columns (WT and NT even). `b` is
-// the lane_a address of B, moved to the first of its columns that are wanted.
-template <class T, int PITCH, int MT, int WT, int NT>
-PACKATTN_DEVICE void multiply_columns(float (&out)[MT][NT][4], const float (&weights)[MT][WT][4], uint32_t b) {
+// out += A * B: A has MT * 16 rows and KS * 16 columns, B has KS * 16 rows and NT * 8 columns (NT even). `b` is the
+// lane_a address of B, moved to the first of its columns that are wanted.
+template <class T, int PITCH, int MT, int KS, int NT>
+PACKATTN_DEVICE void multiply_columns(float (&out)[MT][NT][4], const uint32_t (&a)[MT][KS][4], uint32_t b) {
 #pragma unroll
-  for (int ks = 0; ks < WT / 2; ++ks) {
-    uint32_t af[MT][4];
-#pragma unroll
-    for (int m = 0; m < MT; ++m) as_operand<T>(af[m], weights[m], ks);
+  for (int ks = 0; ks < KS; ++ks) {
 #pragma unroll
     for (int n = 0; n < NT; n += 2) {
       uint32_t bf[4];
       ptx::ldmatrix_x4_trans(bf, column_step<PITCH>(b, n / 2) + ks * 16 * PITCH * 2);
 #pragma unroll
       for (int m = 0; m < MT; ++m) {
-        ptx::mma16816<T>(out[m][n], af[m], bf[0], bf[1]);
-        ptx::mma16816<T>(out[m][n + 1], af[m], bf[2], bf[3]);
+        ptx::mma16816<T>(out[m][n], a[m][ks], bf[0], bf[1]);
+        ptx::mma16816<T>(out[m][n + 1], a[m][ks], bf[2], bf[3]);
       }
     }
   }
 }
 
+// The same with A still in accumulators.
+template <class T, int PITCH, int MT, int WT, int NT>
+PACKATTN_DEVICE void multiply_columns(float (&out)[MT][NT][4], const float (&weights)[MT][WT][4], uint32_t b) {
+  uint32_t a[MT][WT / 2][4];
+  as_operand<T>(a, weights);
+  multiply_columns<T, PITCH>(out, a, b);
+}
+
 // ---- registers to global memory
-// --------------------------------------------------------------------------------------
 
 // Writes factor * x (MT * 16 rows, NT * 8 columns of one warp) as T. `stage`: a matrix in shared memory of as many rows
 // and PITCH columns that no other warp touches; what this warp read from it before is overwritten. to: where row 0
@@ -213,8 +220,8 @@ PACKATTN_DEVICE void multiply_columns(float (&out)[MT][NT][4], const float (&wei
 template <class T, int PITCH, int MT, int NT>
 PACKATTN_DEVICE void store_rows(const float (&x)[MT][NT][4], float factor, uint32_t stage, uint16_t* to,
                                 int64_t row_stride, int rows, int dim, int lane) {
-  constexpr int CHUNKS = MT * 16 * NT;
-  static_assert(CHUNKS % 32 == 0 && NT * 8 <= PITCH);
+  constexpr int G = kGroup<PITCH>, STEP = 32 / G;
+  static_assert(NT * 8 <= PITCH && NT % G == 0);
   ptx::warp_sync();  // ldmatrix reads of other lanes come first
 #pragma unroll
   for (int m = 0; m < MT; ++m) {
@@ -228,18 +235,22 @@ PACKATTN_DEVICE void store_rows(const float (&x)[MT][NT][4], float factor, uint3
     }
   }
   ptx::warp_sync();
+  const int column = lane % G;
+  to += lane / G * row_stride + column * 8;
 #pragma unroll
-  for (int i = 0; i < CHUNKS / 32; ++i) {
-    const int index = i * 32 + lane, row = index / NT, chunk = index % NT;
-    const uint4 value = ptx::lds128(stage + chunk_at<PITCH>(row, chunk));
-    if (row < rows && chunk * 8 < dim) {
-      ptx::store_global(reinterpret_cast<uint4*>(to + row * row_stride + chunk * 8), value);
+  for (int i = 0; i < MT * 16; i += STEP) {
+    const int row = i + lane / G;
+#pragma unroll
+    for (int j = 0; j < NT; j += G) {
+      if (row < rows && (column + j) * 8 < dim) {
+        ptx::store_global(reinterpret_cast<uint4*>(to + j * 8), ptx::lds128(stage + chunk_at<PITCH>(row, column + j)));
+      }
     }
+    to += STEP * row_stride;
   }
 }
 
 // ---- ranges
-// ----------------------------------------------------------------------------------------------------------
 
 // What a warp's rows see. Outside [some_begin, some_end) no row sees anything, inside [full_begin, full_end) all rows
 // see everything. Nothing here assumes that ranges are in order.
@@ -310,7 +321,6 @@ PACKATTN_DEVICE void mask(float (&x)[MT][NT][4], uint32_t table, int first, floa
 }
 
 // ---- numbers
-// ---------------------------------------------------------------------------------------------------------
 
 // tanh(x / (2 log2 e)): the caller folds 2 log2 e into x. The error is a rounding or two of 1, which is what a soft
 // cap needs: its score is an exponent, so the absolute error counts.
