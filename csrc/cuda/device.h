@@ -10,6 +10,9 @@ struct Device {
   int shared_memory_optin = 0;  // bytes of shared memory that one block may have
 };
 
+// Of the device with this CUDA index. Throws std::runtime_error where CUDA cannot say.
+Device device_at(int index);
+
 struct Stream {
   void* handle = nullptr;  // cudaStream_t; not used by the emulator
   Device device;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -44,6 +45,12 @@ inline void fill_bytes(const Stream& stream, void* data, int value, size_t bytes
 
 #else
 
+// The emulator runs one grid at a time, and autograd calls from threads of its own.
+inline std::recursive_mutex& emulator_mutex() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+
 // As above; runs the whole grid before it returns. Throws std::runtime_error with the emulator's reports, if it has
 // any.
 template <typename... Parameters>
@@ -55,6 +62,7 @@ void launch(const Stream& stream, void (*kernel)(Parameters...), int64_t blocks,
                              " bytes of shared memory, the device has " +
                              std::to_string(stream.device.shared_memory_optin));
   }
+  const std::lock_guard<std::recursive_mutex> lock(emulator_mutex());
   emu::launch(dim3{static_cast<unsigned>(blocks)}, dim3{static_cast<unsigned>(threads)},
               static_cast<size_t>(shared_bytes), [&] { kernel(arguments...); });
   const std::string reports = emu::take_reports();

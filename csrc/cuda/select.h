@@ -47,6 +47,18 @@ struct Choice {
   HeadDims instantiation{0, 0};  // of the tensor-core kernel; 0, 0 for plain
 };
 
+// "plain" or, with the head dims of the instantiation, "sm80 192/128".
+inline std::string describe(const Choice& choice) {
+  std::string text = family_name(choice.family);
+  if (choice.family != Family::plain) {
+    text += ' ' + std::to_string(choice.instantiation.head_dim);
+    if (choice.instantiation.head_dim_v != choice.instantiation.head_dim) {
+      text += '/' + std::to_string(choice.instantiation.head_dim_v);
+    }
+  }
+  return text;
+}
+
 // Kernels read and write 16 bytes at a time: base address, row stride and head stride must be multiples of that. The
 // host op copies what is not.
 constexpr int kAlignment = 16;

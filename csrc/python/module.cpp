@@ -5,6 +5,7 @@
 
 #include "../common/serves.h"
 #include "../cpu/isa.h"
+#include "../cuda/select.h"
 #include "build_config.h"
 #include "packer.h"
 
@@ -28,6 +29,19 @@ py::tuple pack(const py::array_t<int64_t, py::array::c_style>& lengths, int64_t 
     bins = packattn::pack(lengths.data(), lengths.size(), capacity, algorithm, num_bins);
   }
   return py::make_tuple(to_numpy(std::move(bins.order)), to_numpy(std::move(bins.offsets)));
+}
+
+// (kernel, why it is not a tensor-core kernel) for a call that cuda_refusals lets pass.
+py::tuple cuda_kernel(const std::string& dtype, int64_t head_dim, int64_t head_dim_v, int capability) {
+  packattn::cuda::Call call;
+  call.dtype = dtype == "bfloat16"  ? packattn::DType::bfloat16
+               : dtype == "float16" ? packattn::DType::float16
+                                    : packattn::DType::float32;
+  call.head_dim = head_dim;
+  call.head_dim_v = head_dim_v;
+  call.capability = capability;
+  const packattn::cuda::Choice choice = packattn::cuda::select(call);
+  return py::make_tuple(packattn::cuda::describe(choice), packattn::cuda::sm80_refusals(call));
 }
 
 py::dict build_info() {
@@ -54,4 +68,7 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
   m.def("cpu_isa", &packattn::cpu::isa);
   m.def("cpu_isas", &packattn::cpu::available_isas);
   m.def("cpu_refusals", &packattn::cpu_refusals, py::arg("dtype"), py::arg("head_dim"), py::arg("head_dim_v"));
+  m.def("cuda_refusals", &packattn::cuda::cuda_refusals, py::arg("dtype"), py::arg("head_dim"), py::arg("head_dim_v"));
+  m.def("cuda_kernel", &cuda_kernel, py::arg("dtype"), py::arg("head_dim"), py::arg("head_dim_v"),
+        py::arg("capability"));
 }

@@ -30,6 +30,14 @@ def cpu_isas() -> list[str]:
 def cpu_refusals(dtype: str, head_dim: int, head_dim_v: int) -> list[str]:
     """Why the compiled CPU kernels do not serve this call, as sentences; empty where they do. dtype: "bfloat16" ..."""
 
+def cuda_refusals(dtype: str, head_dim: int, head_dim_v: int) -> list[str]:
+    """Why no CUDA kernel serves this call, as sentences; empty where one does. Known without a CUDA build too."""
+
+def cuda_kernel(dtype: str, head_dim: int, head_dim_v: int, capability: int) -> tuple[str, list[str]]:
+    """The CUDA kernel for a call with a positive scale that cuda_refusals lets pass, "plain" or "sm80 128" with the head dims
+    that it was made for; and why it is no tensor-core kernel. capability: 80 for compute capability 8.0.
+    ValueError where PACKATTN_CUDA_KERNEL names a kernel that cannot."""
+
 def pack(
     lengths: NDArray[np.int64], capacity: int, algorithm: str, num_bins: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,8 +1,11 @@
 """The torch ops: one place for every schema, fake, autograd formula and autocast rule of ``torch.ops.packattn``.
 
-The compiled library (csrc/ops) only adds kernels to these schemas. Where it has none (another device, a build without
-it), the dispatcher takes :mod:`packattn.reference`; where it has one that does not serve the inputs (float64, an odd
+The compiled libraries (csrc/ops) only add kernels to these schemas. Where there is none (another device, a build without
+it), the dispatcher takes :mod:`packattn.reference`; where there is one that does not serve the inputs (float64, an odd
 head dim), that kernel calls ``attention_*_reference`` itself. Either way the ops exist with the same schemas.
+
+:func:`register` makes all of it for one namespace. The library has one, ``packattn``; tests make another for kernels that
+are to be run beside these.
 """
 
 from __future__ import annotations
@@ -54,9 +57,6 @@ SCHEMAS = {
     ),
 }
 
-for _name, _schema in SCHEMAS.items():
-    torch.library.define(f"packattn::{_name}", _schema, tags=(torch.Tag.pt2_compliant_tag,))
-
 
 # ---- kernels in Python -----------------------------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ def _fallback(name: str) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         devices = {a.device.type for a in args if isinstance(a, Tensor)} - {"cpu"}
         device = min(devices, default="cpu")
-        why = f"packattn has no compiled kernels for device type {device!r}" if devices else _library.CPU.missing
+        why = _library.missing(device)
         _library.warn_once(
             f"{device}: {why}",
             f"packattn: plain PyTorch serves {device} tensors: {why}. Results are the same, only slower.",
@@ -79,65 +79,60 @@ def _fallback(name: str) -> Callable[..., Any]:
     return kernel
 
 
-def _unserved(name: str) -> Callable[..., Any]:
-    """The reference as its own op: what a compiled kernel calls for inputs that it does not serve."""
+def _unserved(name: str, refusals: Callable[[str, str, int, int], list[str]]) -> Callable[..., Any]:
+    """The reference as its own op: what a compiled kernel calls for inputs that it does not serve.
+
+    refusals(device type, dtype, head_dim, head_dim_v): why it does not.
+    """
     function = getattr(reference, name.removesuffix("_reference"))
     query_at = 0 if "forward" in name else 2
 
     def kernel(*args: Any) -> Any:
         q, v = args[query_at], args[query_at + 2]
         dtype = str(q.dtype).removeprefix("torch.")
-        if _library.extension is not None and q.device.type == "cpu":
-            why = "; ".join(_library.extension.cpu_refusals(dtype, q.shape[-1], v.shape[-1]))
-            if why:
-                _library.warn_once(
-                    why, f"packattn: plain PyTorch serves this call: {why}. Results are the same, only slower."
-                )
+        why = "; ".join(refusals(q.device.type, dtype, q.shape[-1], v.shape[-1]))
+        if why:
+            _library.warn_once(
+                why, f"packattn: plain PyTorch serves this call: {why}. Results are the same, only slower."
+            )
         return function(*args)
 
     kernel.__name__ = name
     return kernel
 
 
-for _name in SCHEMAS:
-    if _name == "attention":
-        continue
-    _make = _unserved if _name.endswith("_reference") else _fallback
-    torch.library.impl(f"packattn::{_name}", "CompositeExplicitAutograd", _make(_name))
+def _composite(ops: Any) -> Callable[..., Any]:
+    """``attention`` out of the other ops of its namespace."""
 
+    def attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor | None = None,
+        causal: bool = True,
+        window_left: int = -1,
+        window_right: int = -1,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+        chunk_size: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        cu_q = cu_k = cu_seqlens_q
+        total = query.shape[0]
+        if cu_seqlens_k is None:  # the offsets serve both, so the shorter side bounds them
+            total = min(total, key.shape[0])
+        else:
+            cu_k = cu_seqlens_k
+            checks.cu_seqlens("attention", cu_k, key.shape[0], "cu_seqlens_k")
+        checks.cu_seqlens("attention", cu_q, total, "cu_seqlens_q")
+        begin, end, diagonal, _ = ops.document_ranges(cu_q[:-1], cu_q[1:], cu_k[:-1], cu_k[1:], query.shape[0])
+        key_begin, key_end = ops.key_ranges(begin, end, diagonal, None, causal, window_left, window_right, chunk_size)
+        scale = (query.shape[-1] or 1) ** -0.5 if scale is None else scale  # attention_forward refuses a head_dim of 0
+        out, lse = ops.attention_forward(query, key, value, key_begin, key_end, sinks, scale, softcap)
+        return out, lse
 
-@torch.library.impl("packattn::attention", "CompositeImplicitAutograd")
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None = None,
-    causal: bool = True,
-    window_left: int = -1,
-    window_right: int = -1,
-    scale: float | None = None,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
-    chunk_size: int = 0,
-) -> tuple[Tensor, Tensor]:
-    cu_q = cu_k = cu_seqlens_q
-    total = query.shape[0]
-    if cu_seqlens_k is None:  # the offsets serve both, so the shorter side bounds them
-        total = min(total, key.shape[0])
-    else:
-        cu_k = cu_seqlens_k
-        checks.cu_seqlens("attention", cu_k, key.shape[0], "cu_seqlens_k")
-    checks.cu_seqlens("attention", cu_q, total, "cu_seqlens_q")
-    begin, end, diagonal, _ = torch.ops.packattn.document_ranges(
-        cu_q[:-1], cu_q[1:], cu_k[:-1], cu_k[1:], query.shape[0]
-    )
-    key_begin, key_end = torch.ops.packattn.key_ranges(
-        begin, end, diagonal, None, causal, window_left, window_right, chunk_size
-    )
-    scale = (query.shape[-1] or 1) ** -0.5 if scale is None else scale  # attention_forward refuses a head_dim of 0
-    out, lse = torch.ops.packattn.attention_forward(query, key, value, key_begin, key_end, sinks, scale, softcap)
-    return out, lse
+    return attention
 
 
 # ---- fakes: shapes, dtypes and strides of the outputs ------------------------------------------------------------
@@ -148,52 +143,52 @@ def _entries(max_segments: int | None, more: int = 0) -> Any:
     return torch.library.get_ctx().new_dynamic_size(min=more) if max_segments is None else max_segments + more
 
 
-@torch.library.register_fake("packattn::cu_seqlens_from_lengths")
-def _(lengths: Tensor) -> Tensor:
+def _fake_cu_seqlens_from_lengths(lengths: Tensor) -> Tensor:
     checks.integers("cu_seqlens_from_lengths", "lengths", lengths)
     return lengths.new_empty(lengths.numel() + 1, dtype=torch.int32)
 
 
-@torch.library.register_fake("packattn::cu_seqlens_from_segment_ids")
-def _(segment_ids: Tensor, pad_id: int | None = None, max_segments: int | None = None) -> Tensor:
+def _fake_cu_seqlens_from_segment_ids(
+    segment_ids: Tensor, pad_id: int | None = None, max_segments: int | None = None
+) -> Tensor:
     checks.ids("cu_seqlens_from_segment_ids", "segment_ids", segment_ids)
     return segment_ids.new_empty(_entries(max_segments, 1), dtype=torch.int32)
 
 
-@torch.library.register_fake("packattn::cu_seqlens_from_position_ids")
-def _(position_ids: Tensor, rule: str = "step", max_segments: int | None = None) -> Tensor:
+def _fake_cu_seqlens_from_position_ids(
+    position_ids: Tensor, rule: str = "step", max_segments: int | None = None
+) -> Tensor:
     checks.ids("cu_seqlens_from_position_ids", "position_ids", position_ids)
     checks.rule("cu_seqlens_from_position_ids", rule)
     return position_ids.new_empty(_entries(max_segments, 1), dtype=torch.int32)
 
 
-@torch.library.register_fake("packattn::documents_from_segment_ids")
-def _(segment_ids: Tensor, pad_id: int | None = None, max_segments: int | None = None) -> tuple[Tensor, ...]:
+def _fake_documents_from_segment_ids(
+    segment_ids: Tensor, pad_id: int | None = None, max_segments: int | None = None
+) -> tuple[Tensor, ...]:
     checks.ids("documents_from_segment_ids", "segment_ids", segment_ids)
     n = _entries(max_segments)
     return tuple(segment_ids.new_empty(n, dtype=torch.int32) for _ in range(2))
 
 
-@torch.library.register_fake("packattn::position_ids_from_cu_seqlens")
-def _(cu_seqlens: Tensor, total: int) -> Tensor:
+def _fake_position_ids_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> Tensor:
     checks.cu_seqlens("position_ids_from_cu_seqlens", cu_seqlens, None)
     return cu_seqlens.new_empty(total, dtype=torch.int64)
 
 
-@torch.library.register_fake("packattn::segment_ids_from_cu_seqlens")
-def _(cu_seqlens: Tensor, total: int) -> Tensor:
+def _fake_segment_ids_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> Tensor:
     checks.cu_seqlens("segment_ids_from_cu_seqlens", cu_seqlens, None)
     return cu_seqlens.new_empty(total, dtype=torch.int32)
 
 
-@torch.library.register_fake("packattn::document_ranges")
-def _(starts_q: Tensor, ends_q: Tensor, starts_k: Tensor, ends_k: Tensor, total_q: int) -> tuple[Tensor, ...]:
+def _fake_document_ranges(
+    starts_q: Tensor, ends_q: Tensor, starts_k: Tensor, ends_k: Tensor, total_q: int
+) -> tuple[Tensor, ...]:
     checks.documents("document_ranges", starts_q, ends_q, starts_k, ends_k, total_q)
     return tuple(starts_q.new_empty(total_q, dtype=torch.int32) for _ in range(4))
 
 
-@torch.library.register_fake("packattn::key_ranges")
-def _(
+def _fake_key_ranges(
     begin: Tensor,
     end: Tensor,
     diagonal: Tensor | None,
@@ -207,13 +202,12 @@ def _(
     return tuple(begin.new_empty(begin.shape[0], dtype=torch.int32) for _ in range(2))
 
 
-@torch.library.register_fake("packattn::query_ranges")
-def _(key_begin: Tensor, key_end: Tensor, total_k: int) -> tuple[Tensor, ...]:
+def _fake_query_ranges(key_begin: Tensor, key_end: Tensor, total_k: int) -> tuple[Tensor, ...]:
     checks.ranges("query_ranges", key_begin, key_end)
     return tuple(key_begin.new_empty(total_k, dtype=torch.int32) for _ in range(2))
 
 
-def _forward_fake(
+def _fake_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -232,7 +226,7 @@ def _forward_fake(
     )
 
 
-def _backward_fake(
+def _fake_backward(
     dout: Tensor,
     dlse: Tensor | None,
     query: Tensor,
@@ -252,9 +246,21 @@ def _backward_fake(
     return (*(x.new_empty(x.shape) for x in (query, key, value)), dsinks)
 
 
-for _suffix in ("", "_reference"):
-    torch.library.register_fake(f"packattn::attention_forward{_suffix}", _forward_fake)
-    torch.library.register_fake(f"packattn::attention_backward{_suffix}", _backward_fake)
+FAKES: dict[str, Callable[..., Any]] = {
+    "cu_seqlens_from_lengths": _fake_cu_seqlens_from_lengths,
+    "cu_seqlens_from_segment_ids": _fake_cu_seqlens_from_segment_ids,
+    "cu_seqlens_from_position_ids": _fake_cu_seqlens_from_position_ids,
+    "documents_from_segment_ids": _fake_documents_from_segment_ids,
+    "position_ids_from_cu_seqlens": _fake_position_ids_from_cu_seqlens,
+    "segment_ids_from_cu_seqlens": _fake_segment_ids_from_cu_seqlens,
+    "document_ranges": _fake_document_ranges,
+    "key_ranges": _fake_key_ranges,
+    "query_ranges": _fake_query_ranges,
+    "attention_forward": _fake_forward,
+    "attention_backward": _fake_backward,
+    "attention_forward_reference": _fake_forward,
+    "attention_backward_reference": _fake_backward,
+}
 
 
 # ---- autograd ------------------------------------------------------------------------------------------------
@@ -290,19 +296,10 @@ def _no_double_backward(ctx: Any, *grads: Tensor) -> None:
     )
 
 
-for _suffix in ("", "_reference"):
-    torch.library.register_autograd(
-        f"packattn::attention_forward{_suffix}",
-        _backward_through(getattr(torch.ops.packattn, f"attention_backward{_suffix}")),
-        setup_context=_setup_context,
-    )
-    torch.library.register_autograd(f"packattn::attention_backward{_suffix}", _no_double_backward)
-
-
 # ---- autocast ------------------------------------------------------------------------------------------------
 
 
-def _autocast(device_type: str) -> Callable[..., Any]:
+def _autocast(ops: Any, device_type: str) -> Callable[..., Any]:
     """As scaled_dot_product_attention: floating inputs go to the autocast dtype; float64 stays, integers are refused."""
 
     def forward(
@@ -320,11 +317,44 @@ def _autocast(device_type: str) -> Callable[..., Any]:
             x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (query, key, value)
         )
         with torch.autocast(device_type, enabled=False):
-            out, lse = torch.ops.packattn.attention_forward(q, k, v, key_begin, key_end, sinks, scale, softcap)
+            out, lse = ops.attention_forward(q, k, v, key_begin, key_end, sinks, scale, softcap)
         return out, lse
 
     return forward
 
 
-torch.library.impl("packattn::attention_forward", "AutocastCPU", _autocast("cpu"))
-torch.library.impl("packattn::attention_forward", "AutocastCUDA", _autocast("cuda"))
+# ---- all of it, for one namespace ----------------------------------------------------------------------------------
+
+
+def register(
+    namespace: str, refusals: Callable[[str, str, int, int], list[str]] = _library.refusals, fallback: bool = True
+) -> None:
+    """Define every op in ``torch.ops.<namespace>``: schema, fake, autograd, autocast, and kernels in plain PyTorch.
+
+    refusals: as for :func:`_unserved`. fallback: whether plain PyTorch serves devices that have no compiled kernel;
+    otherwise such a call is an error of the dispatcher.
+    """
+    for name, schema in SCHEMAS.items():
+        torch.library.define(f"{namespace}::{name}", schema, tags=(torch.Tag.pt2_compliant_tag,))
+    ops = getattr(torch.ops, namespace)
+    for name, fake in FAKES.items():
+        if name.endswith("_reference"):
+            torch.library.impl(f"{namespace}::{name}", "CompositeExplicitAutograd", _unserved(name, refusals))
+        elif fallback:
+            torch.library.impl(f"{namespace}::{name}", "CompositeExplicitAutograd", _fallback(name))
+        torch.library.register_fake(f"{namespace}::{name}", fake)
+    torch.library.impl(f"{namespace}::attention", "CompositeImplicitAutograd", _composite(ops))
+    for suffix in ("", "_reference"):
+        torch.library.register_autograd(
+            f"{namespace}::attention_forward{suffix}",
+            _backward_through(getattr(ops, f"attention_backward{suffix}")),
+            setup_context=_setup_context,
+        )
+        torch.library.register_autograd(f"{namespace}::attention_backward{suffix}", _no_double_backward)
+    for device_type in ("cpu", "cuda"):
+        torch.library.impl(
+            f"{namespace}::attention_forward", f"Autocast{device_type.upper()}", _autocast(ops, device_type)
+        )
+
+
+register("packattn")
