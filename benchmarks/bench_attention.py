@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import getpass
 import json
 import os
 import platform
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +37,14 @@ ISA_VARIABLES = {
         "ATEN_CPU_CAPABILITY": "avx2",
         "ONEDNN_MAX_CPU_ISA": "AVX2",
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        # Compiled FlexAttention follows ATEN_CPU_CAPABILITY in the vectors it writes, but its compiler's flag is
+        # -march=native. And its caches do not know of either: code generated for AVX-512 and found there is compiled
+        # for AVX2 vectors and gives wrong results (torch 2.13), hence a cache of its own.
+        "TORCHINDUCTOR_CPP_MARCH": "x86-64-v3",
+        "TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}_avx2"),
     },
 }
-"""Environment that holds packattn and every library inside torch to one instruction set."""
+"""Environment that holds packattn, every library inside torch, and torch's compiler to one instruction set."""
 
 LEFT_OUT_WHEN_LONG = {
     "sdpa_dense": "sdpa_dense at 16384 tokens (its mask is tokens x tokens: 16 times the work of 4096)",
@@ -227,6 +234,7 @@ def environment(threads: int) -> dict[str, Any]:
 
     import packattn
     from packattn import _library
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     compiled = _library.CPU.loaded and _library.extension is not None
     return {
@@ -234,6 +242,7 @@ def environment(threads: int) -> dict[str, Any]:
         "threads": threads,
         "isa": _library.extension.cpu_isa() if compiled else "none",
         "torch_isa": torch.backends.cpu.get_cpu_capability(),
+        "flex_isa": str(pick_vec_isa()),
         "torch": torch.__version__,
         "packattn": packattn.__version__,
         "python": platform.python_version(),
