@@ -8,19 +8,23 @@
 namespace packattn::cuda {
 
 ForwardKernel forward_bfloat16_64_64();
+ForwardKernel forward_bfloat16_96_96();
 ForwardKernel forward_bfloat16_128_128();
 ForwardKernel forward_bfloat16_192_128();
 ForwardKernel forward_bfloat16_256_256();
 ForwardKernel forward_float16_64_64();
+ForwardKernel forward_float16_96_96();
 ForwardKernel forward_float16_128_128();
 ForwardKernel forward_float16_192_128();
 ForwardKernel forward_float16_256_256();
 
 BackwardKernel backward_bfloat16_64_64();
+BackwardKernel backward_bfloat16_96_96();
 BackwardKernel backward_bfloat16_128_128();
 BackwardKernel backward_bfloat16_192_128();
 BackwardKernel backward_bfloat16_256_256();
 BackwardKernel backward_float16_64_64();
+BackwardKernel backward_float16_96_96();
 BackwardKernel backward_float16_128_128();
 BackwardKernel backward_float16_192_128();
 BackwardKernel backward_float16_256_256();
@@ -34,10 +38,12 @@ struct Instantiation {
 
 constexpr Instantiation kInstantiations[] = {
     {DType::bfloat16, {64, 64}, &forward_bfloat16_64_64, &backward_bfloat16_64_64},
+    {DType::bfloat16, {96, 96}, &forward_bfloat16_96_96, &backward_bfloat16_96_96},
     {DType::bfloat16, {128, 128}, &forward_bfloat16_128_128, &backward_bfloat16_128_128},
     {DType::bfloat16, {192, 128}, &forward_bfloat16_192_128, &backward_bfloat16_192_128},
     {DType::bfloat16, {256, 256}, &forward_bfloat16_256_256, &backward_bfloat16_256_256},
     {DType::float16, {64, 64}, &forward_float16_64_64, &backward_float16_64_64},
+    {DType::float16, {96, 96}, &forward_float16_96_96, &backward_float16_96_96},
     {DType::float16, {128, 128}, &forward_float16_128_128, &backward_float16_128_128},
     {DType::float16, {192, 128}, &forward_float16_192_128, &backward_float16_192_128},
     {DType::float16, {256, 256}, &forward_float16_256_256, &backward_float16_256_256},

@@ -27,7 +27,7 @@ struct HeadDims {
   int head_dim;
   int head_dim_v;
 };
-constexpr HeadDims kTensorCoreHeadDims[] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
+constexpr HeadDims kTensorCoreHeadDims[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
 
 // What the choice of a kernel depends on.
 struct Call {
