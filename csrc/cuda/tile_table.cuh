@@ -17,8 +17,7 @@
 // kBuckets classes of cost (a float's exponent and first three bits of fraction, so costs in a class differ by less
 // than 1/8). It is stable, hence the table is the same in every run.
 #pragma once
-#include <climits>
-
+#include "row_range.cuh"
 #include "scan.cuh"
 #include "tile_table.h"
 
@@ -52,21 +51,6 @@ struct Sum {
   int32_t value;
   PACKATTN_DEVICE static Sum identity() { return {0}; }
   PACKATTN_DEVICE Sum then(const Sum& next) const { return {value + next.value}; }
-};
-
-// One row's range, clamped to [0, limit]; {INT_MAX, 0}, which spans nothing, if it is empty.
-struct RowRange {
-  int32_t begin;
-  int32_t end;
-  PACKATTN_DEVICE static RowRange clamped(int32_t begin, int32_t end, int32_t limit) {
-    const int32_t first = begin < 0 ? 0 : begin;
-    const int32_t last = end > limit ? limit : end;
-    return first < last ? RowRange{first, last} : RowRange{INT_MAX, 0};
-  }
-  PACKATTN_DEVICE bool empty() const { return begin >= end; }
-  PACKATTN_DEVICE bool borders(const RowRange& before) const {
-    return !empty() && (before.empty() || begin >= before.end);
-  }
 };
 
 struct TileTableTask {

@@ -1,7 +1,7 @@
 // The tile table, built by the kernel on the emulator, against one built by plain loops: packings, windows, garbage.
 //
 //   tile_table_test [rounds] [seed]     exit status 1 for a wrong table or any report of the emulator
-#include "tile_table.cu"
+#include "../../csrc/cuda/tile_table.cu"
 
 #include <algorithm>
 #include <cstdio>
