@@ -40,13 +40,18 @@ inline constexpr bool is_f16 = std::is_same_v<T, f16_t>;
 
 namespace packattn::cuda::ptx {
 
-// ---- threads
-// ---------------------------------------------------------------------------------------------------------
+// ---- threads -------------------------------------------------------------------------------------------------------
 
-// threadIdx.x, read here and now: what is computed from it is not moved out of a loop, where it would hold registers.
+// threadIdx.x and blockIdx.x, read here and now: what is computed from them is not moved out of a loop, where it would
+// hold registers.
 PACKATTN_DEVICE int thread_index() {
   uint32_t r;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r));
+  return static_cast<int>(r);
+}
+PACKATTN_DEVICE int block_index() {
+  uint32_t r;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(r));
   return static_cast<int>(r);
 }
 
@@ -88,8 +93,7 @@ PACKATTN_DEVICE int reduce_max(int value) {
   return r;
 }
 
-// ---- global memory
-// ---------------------------------------------------------------------------------------------------
+// ---- global memory -------------------------------------------------------------------------------------------------
 
 // T: trivially copyable, 1, 2, 4, 8 or 16 bytes; the address is a multiple of its size.
 template <class T>
@@ -101,8 +105,7 @@ PACKATTN_DEVICE void store_global(T* p, T value) {
   *p = value;
 }
 
-// ---- shared memory
-// ---------------------------------------------------------------------------------------------------
+// ---- shared memory -------------------------------------------------------------------------------------------------
 
 // Address of the block's dynamic shared memory, a multiple of 1024 bytes: swizzles are XORs on address bits.
 PACKATTN_DEVICE uint32_t smem_base() {
@@ -170,8 +173,7 @@ PACKATTN_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// ---- matrices
-// --------------------------------------------------------------------------------------------------------
+// ---- matrices ------------------------------------------------------------------------------------------------------
 
 // Four 8 x 8 matrices of 16-bit numbers. Lane i gives the address of row i % 8 of matrix i / 8: 16 bytes, 16-aligned.
 // Afterwards lane l holds in r[m] the elements (l / 4, 2 (l % 4)) and (l / 4, 2 (l % 4) + 1) of matrix m.
@@ -205,8 +207,7 @@ PACKATTN_DEVICE void mma16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0
   }
 }
 
-// ---- numbers
-// ---------------------------------------------------------------------------------------------------------
+// ---- numbers -------------------------------------------------------------------------------------------------------
 
 // 2^x to 2 ulp, results under 2^-126 flushed to 0; ex2(-inf) = 0. log2(x) to 2^-22 (absolute near 1). 1/x to 1 ulp.
 PACKATTN_DEVICE float ex2(float x) {

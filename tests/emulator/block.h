@@ -10,6 +10,7 @@
 
 #include "cuda_language.h"
 #include "fiber.h"
+#include "global_memory.h"
 #include "order.h"
 #include "report.h"
 #include "shared_memory.h"
@@ -46,23 +47,24 @@ struct Thread {
   int lane() const { return number % 32; }
 };
 
-// What a lane brings to a meeting of its warp.
-struct Deposit {
-  const void* in[3];
-  void* out;
+// Registers that the lanes of a warp bring to a meeting and take away from it, lane by lane.
+struct Exchange {
+  alignas(64) uint32_t in[10][32];
+  alignas(64) uint32_t out[4][32];
 };
 
 struct Warp {
   uint32_t arrived = 0, ready = 0;  // lanes
-  int operation = 0;
+  int number = 0, operation = 0;
   Site site;
-  Deposit deposits[32];
+  Exchange exchange;
 };
 
 class HopperState;  // mbarriers, bulk copies, wgmma: sm90.h
 
 struct Block {
   dim3 index, size, grid;
+  uint32_t number = 0;  // in the grid
   int thread_count = 0, warp_count = 0;
   std::vector<Thread> threads;
   std::vector<Warp> warps;
@@ -104,8 +106,8 @@ struct Block {
     run_instead(current, nullptr, true);
     std::abort();
   }
-  void run(dim3 block_index);
-  void prepare(dim3 grid_size, dim3 block_size, size_t shared_bytes, StackPool& stacks);
+  void run(uint32_t block_number);
+  void prepare(dim3 grid_size, dim3 block_size, size_t shared_bytes);
 
  private:
   // The next thread to run, by the policy; nullptr if all wait.
@@ -133,10 +135,11 @@ struct Block {
     current = to;
     (from ? from->fiber : scheduler).switch_to(to ? to->fiber : scheduler, done);
   }
-  void finish(size_t stuck);
+  void finish();
   static void thread_entry();
 
   size_t shared_bytes_ = 0;
+  StackPool stacks_;
 };
 
 // Constant-initialised and of this module alone, so that threadIdx costs one load and no call.

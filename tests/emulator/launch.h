@@ -1,40 +1,35 @@
 // Runs the blocks of a grid, one after the other, and CUDA's built-in variables.
 #pragma once
 #include <algorithm>
-#include <memory>
+#include <map>
+#include <mutex>
 #include <numeric>
-#include <utility>
+#include <stdexcept>
+#include <vector>
 
 #include "block.h"
 #include "sm90_state.h"
 
 namespace packattn::emu {
 
-inline void complain_with(Kind kind, Site site, Site other, const char* format, va_list arguments) {
-  Block& block = this_block();
-  char message[400];
-  vsnprintf(message, sizeof message, format, arguments);
+inline void complain(Kind kind, Site site, Site other, const char* format, ...) {
   Report& r = report();
   ++r.count[kind];
-  const auto place = [](Site s) {
-    return s.line() ? std::string(file_name(s)) + ":" + std::to_string(s.line()) : std::string();
-  };
+  Block& block = this_block();
   auto& entry = r.entries[{kind, place(site), place(other)}];
   if (entry.count++ == 0) {
-    const std::string where = site.line() ? place(site) + ", " : "";
-    entry.text = where + "block (" + std::to_string(block.index.x) + "," + std::to_string(block.index.y) + "," +
-                 std::to_string(block.index.z) + "): " + message;
+    char message[400];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    const dim3 i = block.index;
+    entry.text = place(site) + (site.line() ? ", " : "") + "block (" + std::to_string(i.x) + "," + std::to_string(i.y) +
+                 "," + std::to_string(i.z) + "): " + message;
   }
-  if (r.total() >= config().report_cap && !block.abandoned) {
-    block.abandoned = true;
-    if (block.current) block.abandon();
-  }
-}
-inline void complain(Kind kind, Site site, Site other, const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  complain_with(kind, site, other, format, arguments);
-  va_end(arguments);
+  if (r.total() < config().report_cap) return;
+  block.abandoned = true;
+  if (block.current) block.abandon();
 }
 
 inline void Block::thread_entry() {
@@ -48,38 +43,48 @@ inline void Block::thread_entry() {
   std::abort();
 }
 
-inline void Block::prepare(dim3 grid_size, dim3 block_size, size_t shared_bytes, StackPool& stacks) {
+inline void Block::prepare(dim3 grid_size, dim3 block_size, size_t shared_bytes) {
+  if (shared_bytes > config().shared_memory) {
+    throw std::invalid_argument("emulator: " + std::to_string(shared_bytes) + " bytes of shared memory asked, " +
+                                std::to_string(config().shared_memory) + " is the most a block has");
+  }
+  const size_t count = static_cast<size_t>(block_size.x) * block_size.y * block_size.z;
+  if (count % 32 || count > 1024 || count == 0) {
+    throw std::invalid_argument("emulator: " + std::to_string(count) +
+                                " threads in a block; it must be a multiple of 32 up to 1024");
+  }
   grid = grid_size;
   size = block_size;
-  thread_count = static_cast<int>(size.x * size.y * size.z);
-  if (thread_count % 32 || thread_count > 1024 || thread_count == 0) {
-    std::fprintf(stderr, "emulator: %d threads in a block; it must be a multiple of 32 up to 1024\n", thread_count);
-    std::abort();
-  }
+  shared_bytes_ = shared_bytes;
+  thread_count = static_cast<int>(count);
   warp_count = thread_count / 32;
-  threads.resize(static_cast<size_t>(thread_count));
-  warps.resize(static_cast<size_t>(warp_count));
-  stacks.reserve(thread_count);
+  threads.resize(count);
+  warps.resize(count / 32);
+  stacks_.reserve(thread_count);
   for (int t = 0; t < thread_count; ++t) {
-    // Stacks are a whole number of pages apart. Their hot ends would share the few cache sets of one page offset.
+    // Stacks are a whole number of pages apart. Without a shift, their hot ends would share a few sets of the cache.
     const size_t shift = static_cast<size_t>(t) * 1088 % 4096 / 64 * 64;
-    threads[static_cast<size_t>(t)].fiber.stack = stacks[t];
+    threads[static_cast<size_t>(t)].fiber.stack = stacks_[t];
     threads[static_cast<size_t>(t)].fiber.stack_bytes = StackPool::kStack - shift;
   }
-  shared_bytes_ = shared_bytes;
+  scheduler.stack = nullptr;  // the caller's: another with every launch, perhaps
 }
 
-inline void Block::run(dim3 block_index) {
-  index = block_index;
+inline void Block::run(uint32_t block_number) {
+  number = block_number;
+  index = dim3{number % grid.x, number / grid.x % grid.y, number / grid.x / grid.y};
   ++report().counters.blocks;
-  random_state = config().seed * 0x9E3779B97F4A7C15ull + index.x * 7919u + index.y * 104729u + index.z * 1299709u + 1;
+  random_state = (config().seed * 0x9E3779B97F4A7C15ull ^ (number + 1) * 0xBF58476D1CE4E5B9ull) | 1;
   shared.reset(shared_bytes_, warp_count);
   order.reset(thread_count);
   at_barrier = 0;
   abandoned = false;
   current = nullptr;
-  hopper = nullptr;
-  for (Warp& w : warps) w = Warp{};
+  for (int w = 0; w < warp_count; ++w) {
+    Warp& warp = warps[static_cast<size_t>(w)];
+    warp.number = w;
+    warp.arrived = warp.ready = 0;
+  }
   for (int t = 0; t < thread_count; ++t) {
     Thread& thread = threads[static_cast<size_t>(t)];
     const auto n = static_cast<unsigned>(t);
@@ -100,23 +105,22 @@ inline void Block::run(dim3 block_index) {
       break;
     }
   }
-  size_t stuck = 0;
-  for (const Thread& thread : threads) stuck += thread.state != State::done;
-  if (!abandoned) finish(stuck);
-  for (Thread& thread : threads) thread.state = State::done;
+  if (!abandoned) finish();
   hopper = nullptr;
 }
 
-inline void Block::finish(size_t stuck) {
+inline void Block::finish() {
+  std::map<std::string, int> where;
+  int stuck = 0;
+  for (const Thread& t : threads) {
+    if (t.state == State::done) continue;
+    ++stuck;
+    ++where[std::string(t.waits_in) + " at " + place(t.waits_at)];
+  }
   if (stuck) {
-    std::map<std::string, int> where;
-    for (const Thread& t : threads) {
-      if (t.state == State::done) continue;
-      ++where[std::string(t.waits_in) + " at " + file_name(t.waits_at) + ":" + std::to_string(t.waits_at.line())];
-    }
     std::string all;
-    for (const auto& [place, count] : where) all += (all.empty() ? "" : "; ") + std::to_string(count) + " in " + place;
-    complain(kDeadlock, Site(), Site(), "%zu of %d threads never finish: %s", stuck, thread_count, all.c_str());
+    for (const auto& [at, count] : where) all += (all.empty() ? "" : "; ") + std::to_string(count) + " in " + at;
+    complain(kDeadlock, Site(), Site(), "%d of %d threads never finish: %s", stuck, thread_count, all.c_str());
   }
   for (const Thread& t : threads) {
     if (t.copies_landed == t.copies.size()) continue;
@@ -126,31 +130,25 @@ inline void Block::finish(size_t stuck) {
   hopper->check_end();
 }
 
-// Runs body() as every thread of every block of the grid. What it finds is in report().
-template <class Body>
-void launch(dim3 grid, dim3 block_size, size_t shared_bytes, Body&& body) {
-  if (shared_bytes > config().shared_memory) {
-    std::fprintf(stderr, "emulator: %zu bytes of shared memory asked, %zu is the most a block has\n", shared_bytes,
-                 config().shared_memory);
-    std::abort();
-  }
-  static StackPool stacks;
+// Runs body() as every thread of every block of the grid, blocks one after the other. What it finds is in report().
+// Throws std::invalid_argument for a launch that a GPU would refuse.
+inline void launch(dim3 grid, dim3 block_size, size_t shared_bytes, std::function<void()> body) {
   static Block block;
-  block.prepare(grid, block_size, shared_bytes, stacks);
-  block.body = [&body] { body(); };
-  running_block = &block;
-  std::vector<uint64_t> order_of_blocks(static_cast<uint64_t>(grid.x) * grid.y * grid.z);
-  std::iota(order_of_blocks.begin(), order_of_blocks.end(), uint64_t{0});
-  if (config().policy == 1) std::reverse(order_of_blocks.begin(), order_of_blocks.end());
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
+  block.prepare(grid, block_size, shared_bytes);
+  block.body = std::move(body);
+  global_memory().begin_launch();
+  std::vector<uint32_t> numbers(static_cast<size_t>(grid.x) * grid.y * grid.z);
+  std::iota(numbers.begin(), numbers.end(), 0u);
+  if (config().policy == 1) std::reverse(numbers.begin(), numbers.end());
   if (config().policy == 2) {
-    block.random_state = config().seed * 0x9E3779B97F4A7C15ull + 1;
-    for (size_t i = order_of_blocks.size(); i > 1; --i) {
-      std::swap(order_of_blocks[i - 1], order_of_blocks[block.random() % i]);
-    }
+    block.random_state = config().seed * 0x9E3779B97F4A7C15ull | 1;
+    for (size_t i = numbers.size(); i > 1; --i) std::swap(numbers[i - 1], numbers[block.random() % i]);
   }
-  for (const uint64_t i : order_of_blocks) {
-    block.run(dim3{static_cast<unsigned>(i % grid.x), static_cast<unsigned>(i / grid.x % grid.y),
-                   static_cast<unsigned>(i / grid.x / grid.y)});
+  running_block = &block;
+  for (const uint32_t number : numbers) {
+    block.run(number);
     if (block.abandoned) break;
   }
   running_block = nullptr;

@@ -25,16 +25,31 @@ inline void store_shared(uint32_t address, const void* value, uint32_t bytes, Si
 }
 
 // ---- global memory
-inline bool global_access(const void* p, size_t bytes, Site site, const char* what) {
+inline GlobalMemory::Access global_access(Site site) {
+  const Block& block = this_block();
+  return {block.number, this_thread().number, &block.order, site};
+}
+inline bool global_accessible(const void* p, size_t bytes, Site site, const char* what) {
   if (reinterpret_cast<uintptr_t>(p) % bytes) {
     complain(kMisaligned, site, Site(), "thread %d: %s of %zu bytes at %p", this_thread().number, what, bytes, p);
     return false;
   }
-  if (!inside_a_buffer(p, bytes)) {
+  if (!global_memory().inside(p, bytes)) {
     complain(kOutOfBounds, site, Site(), "thread %d: %s of %zu bytes at %p, outside every known buffer",
              this_thread().number, what, bytes, p);
     return false;
   }
+  return true;
+}
+// Whether the access may be made; complains if not.
+inline bool load_global(const void* p, size_t bytes, Site site) {
+  if (!global_accessible(p, bytes, site, "a load")) return false;
+  global_memory().on_read(p, bytes, global_access(site));
+  return true;
+}
+inline bool store_global(const void* p, size_t bytes, Site site) {
+  if (!global_accessible(p, bytes, site, "a store")) return false;
+  global_memory().on_write(p, bytes, global_access(site));
   return true;
 }
 
@@ -47,11 +62,12 @@ inline void async_copy(uint32_t destination, const void* source, uint8_t bytes, 
     complain(kMisaligned, site, Site(), "thread %d: cp.async source %p is not %d-byte aligned", me.number, source,
              bytes);
   }
-  if (!inside_a_buffer(source, bytes)) {
+  if (!global_memory().inside(source, bytes)) {
     complain(kOutOfBounds, site, Site(), "thread %d: cp.async %s %d bytes at %p, outside every known buffer", me.number,
              valid ? "reads" : "(not valid) names", bytes, source);
     valid = false;
   }
+  if (valid) global_memory().on_read(source, bytes, global_access(site));
   if (!block.shared.accessible(me.number, destination, bytes, bytes, site, "cp.async")) return;
   block.shared.on_write(block.order, me.number, destination, bytes, site, SharedMemory::Content::pending, me.number,
                         me.proxy_fences);

@@ -22,6 +22,7 @@ inline constexpr emu::Element element = is_f16<T> ? emu::Element::f16 : emu::Ele
 
 // ---- threads
 inline int thread_index() { return static_cast<int>(threadIdx.x); }
+inline int block_index() { return static_cast<int>(blockIdx.x); }
 
 inline void block_sync(PACKATTN_SITE) { emu::block_sync(site); }
 inline void warp_sync(PACKATTN_SITE) { emu::warp_sync(site); }
@@ -40,12 +41,10 @@ T shfl_up(T value, int delta, PACKATTN_SITE) {
 }
 inline uint32_t ballot(bool b, PACKATTN_SITE) { return emu::ballot(b, site); }
 inline int reduce_min(int value, PACKATTN_SITE) {
-  for (int mask = 1; mask < 32; mask *= 2) value = std::min(value, shfl_xor(value, mask, site));
-  return value;
+  return emu::reduce(emu::kReduceMin, value, site, "redux.min", [](int a, int b) { return std::min(a, b); });
 }
 inline int reduce_max(int value, PACKATTN_SITE) {
-  for (int mask = 1; mask < 32; mask *= 2) value = std::max(value, shfl_xor(value, mask, site));
-  return value;
+  return emu::reduce(emu::kReduceMax, value, site, "redux.max", [](int a, int b) { return std::max(a, b); });
 }
 inline bool any_lane(bool b, PACKATTN_SITE) { return emu::ballot(b, site) != 0; }
 inline bool all_lanes(bool b, PACKATTN_SITE) { return emu::ballot(b, site) == 0xFFFFFFFFu; }
@@ -54,13 +53,12 @@ inline bool all_lanes(bool b, PACKATTN_SITE) { return emu::ballot(b, site) == 0x
 template <class T>
 T load_global(const T* p, PACKATTN_SITE) {
   static_assert(std::is_trivially_copyable_v<T>);
-  if (!emu::global_access(p, sizeof(T), site, "a load")) return T{};
-  return *p;
+  return emu::load_global(p, sizeof(T), site) ? *p : T{};
 }
 template <class T>
 void store_global(T* p, std::type_identity_t<T> value, PACKATTN_SITE) {
   static_assert(std::is_trivially_copyable_v<T>);
-  if (emu::global_access(p, sizeof(T), site, "a store")) *p = value;
+  if (emu::store_global(p, sizeof(T), site)) *p = value;
 }
 
 // ---- shared memory
@@ -104,8 +102,7 @@ inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row_address, PACKATTN_S
 }
 template <class T>
 void mma16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, PACKATTN_SITE) {
-  const uint32_t b[2] = {b0, b1};
-  emu::mma_16x8x16(element<T>, d, a, b, site);
+  emu::mma_16x8x16(element<T>, d, a, b0, b1, site);
 }
 
 // ---- numbers

@@ -13,19 +13,24 @@
 namespace packattn::emu {
 
 // Where in a kernel something was called. Wrappers take it as a default argument, which the compiler fills in with the
-// place of the call: one pointer, so that shared memory can be shadowed with it.
+// place of the call: one pointer, so that memory can be shadowed with it.
 using Site = std::source_location;
 
 inline const char* file_name(Site site) {
   const char* slash = std::strrchr(site.file_name(), '/');
   return slash ? slash + 1 : site.file_name();
 }
-inline bool same(const Site& a, const Site& b) {
+inline std::string place(Site site) {
+  return site.line() ? std::string(file_name(site)) + ":" + std::to_string(site.line()) : std::string();
+}
+inline bool same(Site a, Site b) {
+  if (std::memcmp(&a, &b, sizeof(Site)) == 0) return true;
   return a.line() == b.line() && a.column() == b.column() && std::strcmp(a.file_name(), b.file_name()) == 0;
 }
 
 enum Kind : int {
   kRace,           // two accesses, one of them a write, with no barrier between, in shared memory
+  kGlobalRace,     // the same in global memory; of two blocks in one launch nothing is ordered
   kAsync,          // memory touched that an asynchronous copy may still write
   kUninitialised,  // shared memory read that this block never wrote
   kOutOfBounds,
@@ -33,15 +38,14 @@ enum Kind : int {
   kDeadlock,    // threads that never finish
   kDivergence,  // lanes of a warp (threads of a block) at different collectives (barriers)
   kLeftover,    // asynchronous work that nobody waited for when the block ended
-  kGlobalRace,  // two blocks of one launch at one address of global memory, one of them writing
   kProxy,       // sm_90: generic writes read by the asynchronous proxy without a fence
   kProtocol,    // sm_90: mbarrier, wgmma and register rules
   kKinds
 };
 inline const char* name(Kind kind) {
-  static const char* const names[kKinds] = {"race",        "async-not-waited", "uninitialised", "out-of-bounds",
-                                            "misaligned",  "deadlock",         "divergence",    "async-at-exit",
-                                            "global-race", "proxy-fence",      "protocol"};
+  static const char* const names[kKinds] = {"race",          "global-race", "async-not-waited", "uninitialised",
+                                            "out-of-bounds", "misaligned",  "deadlock",         "divergence",
+                                            "async-at-exit", "proxy-fence", "protocol"};
   return names[kind];
 }
 
@@ -56,21 +60,17 @@ struct Config {
   // Which thread runs next when one has to wait. 0: the lowest lane of the same warp that can, then the next warp; 1:
   // the highest, then the warp before; 2: any, at random. Blocks run in ascending, descending and random order.
   int policy = 0;
-  bool race_check = true;
+  bool race_check = true;             // of shared and global memory
   uint64_t report_cap = 200;          // a launch is abandoned after so many; a broken kernel would make millions
   size_t shared_memory = 227 * 1024;  // the most a block may have
-};
 
-inline Config& config() {
-  static Config c = [] {
-    Config from_environment;
-    if (const char* seed = std::getenv("PACKATTN_EMULATOR_SEED"))
-      from_environment.seed = std::strtoull(seed, nullptr, 10);
-    if (const char* policy = std::getenv("PACKATTN_EMULATOR_POLICY")) from_environment.policy = std::atoi(policy);
-    return from_environment;
-  }();
-  return c;
-}
+  static Config from_environment() {
+    Config c;
+    if (const char* seed = std::getenv("PACKATTN_EMULATOR_SEED")) c.seed = std::strtoull(seed, nullptr, 10);
+    if (const char* policy = std::getenv("PACKATTN_EMULATOR_POLICY")) c.policy = std::atoi(policy);
+    return c;
+  }
+};
 
 // All findings since the last clear(). Findings of one kind at one pair of places are one entry with a count.
 struct Report {
@@ -100,10 +100,11 @@ struct Report {
     return all;
   }
 };
-inline Report& report() {
-  static Report r;
-  return r;
-}
+
+inline Config configuration = Config::from_environment();
+inline Report the_report;
+inline Config& config() { return configuration; }
+inline Report& report() { return the_report; }
 
 // The text of all findings so far, "" if there is none, and starts afresh.
 inline std::string take_reports() {
@@ -113,5 +114,9 @@ inline std::string take_reports() {
   report().clear();
   return text;
 }
+
+// Records a finding of the running block. Returns, unless that was one too many: then the block is abandoned.
+// other: the place of the access that this one conflicts with, if any.
+void complain(Kind kind, Site site, Site other, const char* format, ...) __attribute__((format(printf, 4, 5)));
 
 }  // namespace packattn::emu

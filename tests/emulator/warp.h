@@ -1,17 +1,34 @@
 // What the threads of a block and the lanes of a warp do together: barriers, shuffles, votes.
 #pragma once
+#include <cstring>
+
 #include "launch.h"
 
 namespace packattn::emu {
 
-// All 32 lanes of the warp meet here. The last to come runs fn(deposits) for all of them, with every other lane's stack
-// at rest. operation: a number that tells collectives apart.
-template <class Fn>
-inline void meet(int operation, Site site, const char* what, const Deposit& deposit, Fn&& fn) {
+// Collectives that must not be mixed in one meeting. An Element may be added to kMma.
+enum Operation : int {
+  kWarpSync,
+  kShuffleXor,
+  kShuffle,
+  kShuffleUp,
+  kBallot,
+  kReduceMin,
+  kReduceMax,
+  kLdmatrix,
+  kLdmatrixTrans,
+  kMma,
+  kMmaEnd = kMma + 2,
+  kSm90,
+};
+
+// All 32 lanes of the warp meet here. Each has left its operands in exchange.in[...][lane]; the last to come runs
+// action(warp, site) for all of them, and each finds its results in exchange.out[...][lane] afterwards.
+template <class Action>
+inline void meet(int operation, Site site, const char* what, Action&& action) {
   Block& block = this_block();
   Thread& me = this_thread();
   Warp& warp = block.warps[static_cast<size_t>(me.warp())];
-  warp.deposits[me.lane()] = deposit;
   if (warp.arrived == 0) {
     warp.operation = operation;
     warp.site = site;
@@ -23,24 +40,12 @@ inline void meet(int operation, Site site, const char* what, const Deposit& depo
   warp.arrived |= 1u << me.lane();
   if (warp.arrived != 0xFFFFFFFFu) return block.wait(State::at_warp, what, site);
   warp.arrived = 0;
-  fn(warp.deposits);
+  action(warp, site);
   Thread* lanes = &block.threads[static_cast<size_t>(me.warp() * 32)];
   for (int l = 0; l < 32; ++l) lanes[l].state = State::ready;
   warp.ready = 0xFFFFFFFFu;
 }
-
-enum Operation : int {
-  kWarpSync = 1,
-  kShuffleXor,
-  kShuffle,
-  kShuffleUp,
-  kBallot,
-  kLdmatrix,
-  kLdmatrixTrans,
-  kMma,
-  kMmaEnd = kMma + 2,
-  kSm90
-};
+inline Exchange& my_exchange() { return this_block().warps[static_cast<size_t>(this_thread().warp())].exchange; }
 
 inline void block_sync(Site site) {
   Block& block = this_block();
@@ -60,36 +65,53 @@ inline void block_sync(Site site) {
 }
 
 inline void warp_sync(Site site) {
-  meet(kWarpSync, site, "__syncwarp", {}, [](Deposit*) {
+  meet(kWarpSync, site, "__syncwarp", [](Warp& warp, Site) {
     ++report().counters.warp_barriers;
-    this_block().order.warp_sync(this_thread().warp());
+    this_block().order.warp_sync(warp.number);
   });
 }
 
-// source_of(lane): the lane whose value it gets.
+// source_of(lane, argument): the lane whose value it gets; its own where that is none.
 template <class T, class SourceOf>
-inline T shuffle(int operation, T value, int argument, Site site, SourceOf source_of) {
-  T out{};
-  meet(operation, site, "shfl", {{&value, &argument, nullptr}, &out}, [source_of](Deposit* lanes) {
+inline T shuffle(Operation operation, T value, int argument, Site site, SourceOf source_of) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  constexpr int kWords = sizeof(T) / 4;
+  const int lane = this_thread().lane();
+  Exchange& exchange = my_exchange();
+  uint32_t words[kWords];
+  std::memcpy(words, &value, sizeof(T));
+  for (int i = 0; i < kWords; ++i) exchange.in[i][lane] = words[i];
+  exchange.in[2][lane] = static_cast<uint32_t>(argument);
+  meet(operation, site, "shfl", [source_of](Warp& warp, Site) {
     ++report().counters.shuffles;
-    T all[32];
-    for (int l = 0; l < 32; ++l) all[l] = *static_cast<const T*>(lanes[l].in[0]);
     for (int l = 0; l < 32; ++l) {
-      const int source = source_of(l, *static_cast<const int*>(lanes[l].in[1]));
-      *static_cast<T*>(lanes[l].out) = all[source >= 0 && source < 32 ? source : l];
+      int source = source_of(l, static_cast<int>(warp.exchange.in[2][l]));
+      if (source < 0 || source > 31) source = l;
+      for (int i = 0; i < kWords; ++i) warp.exchange.out[i][l] = warp.exchange.in[i][source];
     }
   });
-  return out;
+  for (int i = 0; i < kWords; ++i) words[i] = exchange.out[i][lane];
+  std::memcpy(&value, words, sizeof(T));
+  return value;
 }
 
-inline uint32_t ballot(bool vote, Site site) {
-  uint32_t out = 0;
-  meet(kBallot, site, "vote", {{&vote, nullptr, nullptr}, &out}, [](Deposit* lanes) {
-    uint32_t all = 0;
-    for (int l = 0; l < 32; ++l) all |= static_cast<uint32_t>(*static_cast<const bool*>(lanes[l].in[0])) << l;
-    for (int l = 0; l < 32; ++l) *static_cast<uint32_t*>(lanes[l].out) = all;
+// Every lane gets fn over all lanes' values.
+template <class T, class Fn>
+inline T reduce(Operation operation, T value, Site site, const char* what, Fn fn) {
+  static_assert(sizeof(T) == 4);
+  const int lane = this_thread().lane();
+  Exchange& exchange = my_exchange();
+  exchange.in[0][lane] = __builtin_bit_cast(uint32_t, value);
+  meet(operation, site, what, [fn](Warp& warp, Site) {
+    T all = __builtin_bit_cast(T, warp.exchange.in[0][0]);
+    for (int l = 1; l < 32; ++l) all = fn(all, __builtin_bit_cast(T, warp.exchange.in[0][l]));
+    for (uint32_t& out : warp.exchange.out[0]) out = __builtin_bit_cast(uint32_t, all);
   });
-  return out;
+  return __builtin_bit_cast(T, exchange.out[0][lane]);
+}
+inline uint32_t ballot(bool vote, Site site) {
+  const uint32_t mine = static_cast<uint32_t>(vote) << this_thread().lane();
+  return reduce(kBallot, mine, site, "vote", [](uint32_t a, uint32_t b) { return a | b; });
 }
 
 }  // namespace packattn::emu
