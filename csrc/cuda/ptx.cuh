@@ -61,6 +61,11 @@ PACKATTN_DEVICE void block_sync() { __syncthreads(); }
 // The same among the 32 lanes of a warp. Shuffles, votes, ldmatrix and mma give no such promise about memory.
 PACKATTN_DEVICE void warp_sync() { __syncwarp(); }
 
+// The same among the warps that come to barrier `id`, 1 to 15, of which it lets `threads` threads meet (whole warps).
+PACKATTN_DEVICE void named_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // The value of lane `lane ^ mask`, of lane `source`, of the lane `delta` below (lanes under delta keep their own).
 // T: a 4- or 8-byte arithmetic type. All 32 lanes take part.
 template <class T>

@@ -60,6 +60,14 @@ struct Warp {
   Exchange exchange;
 };
 
+// bar.sync with a number. Of no threads: nobody waits at it.
+struct NamedBarrier {
+  int threads = 0;  // that are to meet
+  int arrived = 0;
+  Site site;
+  Order::Knowledge knowledge;  // of those that have arrived
+};
+
 class HopperState;  // mbarriers, bulk copies, wgmma: sm90.h
 
 struct Block {
@@ -73,6 +81,7 @@ struct Block {
   SharedMemory shared;
   int at_barrier = 0;  // threads in __syncthreads
   Site barrier_site;
+  NamedBarrier named_barriers[16];
   uint64_t random_state = 1;
   std::function<void()> body;
   Fiber scheduler;

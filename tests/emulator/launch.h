@@ -78,6 +78,7 @@ inline void Block::run(uint32_t block_number) {
   shared.reset(shared_bytes_, warp_count);
   order.reset(thread_count);
   at_barrier = 0;
+  for (NamedBarrier& barrier : named_barriers) barrier.arrived = 0;
   abandoned = false;
   current = nullptr;
   for (int w = 0; w < warp_count; ++w) {

@@ -73,11 +73,16 @@ class Order {
 
   // Adds what `thread` knows, its own work so far included.
   void release(int thread, Knowledge& into) {
+    release_arriving(thread, into);
+    advance(thread / 32);
+  }
+  // The same of a thread that now waits: whoever lets its warp go on advances the warp's time.
+  void release_arriving(int thread, Knowledge& into) {
     merge(row(thread), into.data());
     const auto t = static_cast<size_t>(thread);
     into[t] = std::max(into[t], now(thread));
-    ++time_[t / 32];
   }
+  void advance(int warp) { ++time_[static_cast<size_t>(warp)]; }
   void acquire(int thread, const Knowledge& from) { merge(from.data(), row(thread)); }
   // `thread` learns of an agent's work, all of it that was done up to `time`.
   void learn(int thread, int agent, Time time) { row(thread)[agent] = std::max(row(thread)[agent], time); }

@@ -64,6 +64,40 @@ inline void block_sync(Site site) {
   }
 }
 
+inline void named_sync(int id, int threads, Site site) {
+  Block& block = this_block();
+  Thread& me = this_thread();
+  if (id < 1 || id > 15 || threads <= 0 || threads % 32 || threads > block.thread_count) {
+    complain(kProtocol, site, Site(), "named barrier %d of %d threads", id, threads);
+    return;
+  }
+  NamedBarrier& barrier = block.named_barriers[id];
+  block.order.individual();
+  if (barrier.arrived == 0) {
+    barrier.threads = threads;
+    barrier.site = site;
+    barrier.knowledge = block.order.nothing();
+  } else if (barrier.threads != threads) {
+    complain(kProtocol, site, barrier.site, "named barrier %d is for %d threads here and for %d at %s:%u", id, threads,
+             barrier.threads, file_name(barrier.site), barrier.site.line());
+  }
+  block.order.release_arriving(me.number, barrier.knowledge);
+  me.named_barrier = id;
+  if (++barrier.arrived != barrier.threads) return block.wait(State::at_named_barrier, "named barrier", site);
+  barrier.arrived = 0;
+  block.order.acquire(me.number, barrier.knowledge);
+  uint32_t warps = 1u << me.warp();
+  for (Thread& t : block.threads) {
+    if (t.state != State::at_named_barrier || t.named_barrier != id) continue;
+    block.order.acquire(t.number, barrier.knowledge);
+    warps |= 1u << t.warp();
+    block.make_ready(t);
+  }
+  for (int w = 0; w < block.warp_count; ++w) {
+    if (warps >> w & 1) block.order.advance(w);
+  }
+}
+
 inline void warp_sync(Site site) {
   meet(kWarpSync, site, "__syncwarp", [](Warp& warp, Site) {
     ++report().counters.warp_barriers;

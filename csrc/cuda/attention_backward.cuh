@@ -1,0 +1,214 @@
+// Gradients of key and value on tensor cores (mma.sync, sm_80 and later).
+//
+// With P = exp(score - lse) and delta = rowsum(dout * out) - dlse (attention_backward_stats.cuh):
+//   dV = P^T dO,   dS = P * (dO V^T - delta),   dK = scale dS^T Q     (Dao et al., FlashAttention, 2022, appendix B.2)
+// A block keeps a tile of keys and walks over the query rows that see them, for every query head of the group. Scores
+// are computed transposed, keys as the rows of the product, so that a warp owns its keys for all queries: P^T and dS^T
+// become operands of the second products without leaving the registers, and no sum is shared between warps. Where two
+// outputs of head_dim columns are too many for the registers or make one operand read serve too few products, SPLIT
+// warps share their keys: each computes the scores of its part of the queries, the weights go to the others through
+// shared memory as operands, and each warp sums its part of the columns.
+//
+// Every sum runs in one order, which depends on the tile alone (head by head, queries from the first that sees the
+// tile): no atomics, and the same bits whatever stands next to a document.
+#pragma once
+#include "attention_backward_common.cuh"
+
+namespace packattn::cuda {
+
+// D, DV: columns of the instantiation. SPLIT: warps that share keys. MT: blocks of 16 keys that a warp has. ROWS: query
+// rows loaded at a time; SLICE: those worked on at a time. STAGES: buffers of query rows. KREG, VREG: keys and values
+// stay in registers as operands. BLOCKS: blocks on a multiprocessor.
+template <class T_, int D_, int DV_, int WARPS, int SPLIT_, int MT_, int ROWS_, int SLICE_, int STAGES_, bool KREG,
+          bool VREG, int BLOCKS>
+struct BackwardKeyShape {
+  using T = T_;
+  static constexpr int D = D_, DV = DV_, SPLIT = SPLIT_, MT = MT_, ROWS = ROWS_, SLICE = SLICE_, STAGES = STAGES_;
+  static constexpr bool kKeyInRegisters = KREG, kValueInRegisters = VREG;
+  static constexpr int kBlocks = BLOCKS, kThreads = WARPS * 32;
+  static constexpr int kWarpKeys = MT * 16, kKeys = WARPS / SPLIT * kWarpKeys;
+  static constexpr int kPart = SLICE / SPLIT;                         // queries whose scores a warp computes
+  static constexpr int kColumns = D / SPLIT, kColumnsV = DV / SPLIT;  // columns of dK and dV that a warp sums
+  static constexpr int kExchangeBytes = SPLIT == 1 ? 0 : 2 * MT * (kPart / 16) * 512;  // P and dS of one warp
+  // Shared memory, in bytes.
+  static constexpr int kKey = 0, kValue = kKey + tile::matrix_bytes(kKeys, D);
+  static constexpr int kQuery = kValue + tile::matrix_bytes(kKeys, DV), kQueryBytes = tile::matrix_bytes(ROWS, D);
+  static constexpr int kDout = kQuery + STAGES * kQueryBytes, kDoutBytes = tile::matrix_bytes(ROWS, DV);
+  static constexpr int kStats = kDout + STAGES * kDoutBytes, kRanges = kStats + STAGES * ROWS * 8;
+  static constexpr int kExchange = kRanges + WARPS * kWarpKeys * 8, kSharedBytes = kExchange + WARPS * kExchangeBytes;
+  static_assert(ROWS % SLICE == 0 && kPart % 16 == 0 && ROWS <= kThreads);
+  static_assert(SPLIT == 1 || (kColumns % 64 == 0 && kColumnsV % 64 == 0));  // what the swizzle permutes stays whole
+};
+
+namespace backward {
+
+// One tile of keys and one key head.
+template <class S, bool SOFTCAP>
+PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int head) {
+  using T = typename S::T;
+  constexpr int D = S::D, DV = S::DV, SPLIT = S::SPLIT, MT = S::MT, ROWS = S::ROWS, SLICE = S::SLICE;
+  constexpr int NT = S::kPart / 8;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = uniform(thread / 32);
+  const int group = warp / SPLIT, part = warp % SPLIT;
+  const int own = group * S::kWarpKeys;  // this warp's first key in the tile
+  const uint32_t base = ptx::smem_base();
+  const int heads = task.heads_q / task.heads_k, first_head = head * heads;
+  const int past_head = keys.begin < keys.end ? first_head + heads : first_head;
+
+  ptx::block_sync();  // B0: the tile before this one is done with shared memory
+  {
+    tile::Source key = tile::source_at<D>(task.key.data, task.key.row_stride, task.key.head_stride, head, keys.row,
+                                          task.head_dim, thread);
+    tile::copy_rows<D, S::kKeys, S::kThreads>(base + S::kKey, key, keys.rows, thread);
+    tile::Source value = tile::source_at<DV>(task.value.data, task.value.row_stride, task.value.head_stride, head,
+                                             keys.row, task.head_dim_v, thread);
+    tile::copy_rows<DV, S::kKeys, S::kThreads>(base + S::kValue, value, keys.rows, thread);
+  }
+  ptx::cp_async_commit();
+  // Rows at or past the range of the tile may belong to another document: zeros, in every operand.
+  const auto fetch = [&](int buffer, int query_head, int row) {
+    const int valid = keys.end - row;
+    tile::Source query = tile::source_at<D>(task.query.data, task.query.row_stride, task.query.head_stride, query_head,
+                                            row, task.head_dim, thread);
+    tile::copy_rows<D, ROWS, S::kThreads>(base + S::kQuery + buffer * S::kQueryBytes, query, valid, thread);
+    tile::Source dout = tile::source_at<DV>(task.dout.data, task.dout.row_stride, task.dout.head_stride, query_head,
+                                            row, task.head_dim_v, thread);
+    tile::copy_rows<DV, ROWS, S::kThreads>(base + S::kDout + buffer * S::kDoutBytes, dout, valid, thread);
+    if (thread < ROWS) {
+      const float2* stats = static_cast<const float2*>(task.scratch) + query_head * task.total_q + row;
+      ptx::cp_async8(base + S::kStats + (buffer * ROWS + thread) * 8, stats + (thread < valid ? thread : 0),
+                     thread < valid);
+    }
+  };
+  if (first_head < past_head) fetch(0, first_head, keys.begin);
+  ptx::cp_async_commit();
+  const uint32_t ranges = base + S::kRanges + warp * S::kWarpKeys * 8;
+  const tile::Span span =
+      tile::load_ranges<S::kWarpKeys>(ranges, task.query_begin + keys.row + own, task.query_end + keys.row + own,
+                                      keys.rows - own, keys.begin, keys.end, lane);
+  ptx::cp_async_wait<1>();
+  ptx::block_sync();  // B1: keys, values and ranges are there
+
+  const uint32_t key_a = base + S::kKey + own * D * 2 + tile::lane_a<D>(lane);
+  const uint32_t value_a = base + S::kValue + own * DV * 2 + tile::lane_a<DV>(lane);
+  uint32_t kf[S::kKeyInRegisters ? MT : 1][D / 16][4], vf[S::kValueInRegisters ? MT : 1][DV / 16][4];
+  if constexpr (S::kKeyInRegisters) tile::load_a<D>(kf, key_a);
+  if constexpr (S::kValueInRegisters) tile::load_a<DV>(vf, value_a);
+  float dk[MT][S::kColumns / 8][4], dv[MT][S::kColumnsV / 8][4];
+  tile::zero(dk);
+  tile::zero(dv);
+  const ScoreScale scale = score_scale<SOFTCAP>(task);
+
+  int row = keys.begin, query_head = first_head, buffer = 0;
+  while (query_head < past_head) {
+    ptx::cp_async_wait<0>();
+    ptx::block_sync();  // B2: these rows are there; all warps are done with the other buffer
+    const bool wrap = row + ROWS >= keys.end;
+    const int next_head = query_head + wrap, next_row = wrap ? keys.begin : row + ROWS;
+    if constexpr (S::STAGES > 1) {
+      if (next_head < past_head) fetch(buffer ^ 1, next_head, next_row);
+      ptx::cp_async_commit();
+    }
+#pragma unroll 1
+    for (int at = 0; at < ROWS; at += SLICE) {
+      const int slice = row + at, mine = slice + part * S::kPart;  // first query: of the slice, of this warp's scores
+      if (slice + SLICE <= span.some_begin || slice >= span.some_end) continue;
+      const uint32_t query = base + S::kQuery + buffer * S::kQueryBytes,
+                     dout = base + S::kDout + buffer * S::kDoutBytes;
+      const int from = at + part * S::kPart;
+      float s[MT][NT][4], dp[MT][NT][4];
+      tile::zero(s);
+      if constexpr (S::kKeyInRegisters) {
+        tile::multiply_rows<T, D>(s, kf, query + from * D * 2 + tile::lane_b<D>(lane));
+      } else {
+        tile::multiply_rows<T, D, D / 16>(s, key_a, query + from * D * 2 + tile::lane_b<D>(lane));
+      }
+      tile::zero(dp);
+      if constexpr (S::kValueInRegisters) {
+        tile::multiply_rows<T, DV>(dp, vf, dout + from * DV * 2 + tile::lane_b<DV>(lane));
+      } else {
+        tile::multiply_rows<T, DV, DV / 16>(dp, value_a, dout + from * DV * 2 + tile::lane_b<DV>(lane));
+      }
+      const uint32_t stats = base + S::kStats + (buffer * ROWS + from + lane % 4 * 2) * 8;
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        const float4 x = ptx::lds128f(stats + n * 64);  // of two queries
+#pragma unroll
+        for (int m = 0; m < MT; ++m) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            weigh<SOFTCAP>(s[m][n][j], dp[m][n][j], scale, j % 2 ? float2{x.z, x.w} : float2{x.x, x.y});
+          }
+        }
+      }
+      // A weight that is masked may have overflowed: selected away, not multiplied by 0.
+      if (!(mine >= span.full_begin && mine + S::kPart <= span.full_end)) tile::mask(s, ranges, mine, 0.f, lane);
+#pragma unroll
+      for (int m = 0; m < MT; ++m) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) dp[m][n][j] *= s[m][n][j];
+        }
+      }
+      const uint32_t query_b = query + part * S::kColumns * 2 + tile::lane_a<D>(lane);
+      const uint32_t dout_b = dout + part * S::kColumnsV * 2 + tile::lane_a<DV>(lane);
+      uint32_t p[MT][NT / 2][4], ds[MT][NT / 2][4];
+      tile::as_operand<T>(p, s);
+      tile::as_operand<T>(ds, dp);
+      if constexpr (SPLIT > 1) {
+        const uint32_t exchange = base + S::kExchange + warp * S::kExchangeBytes;
+        if (at > 0) ptx::named_sync(1 + group, SPLIT * 32);  // B3: the others are done with the slice before
+        put_operands(exchange, p, lane);
+        put_operands(exchange + S::kExchangeBytes / 2, ds, lane);
+      }
+      tile::multiply_columns<T, DV>(dv, p, dout_b + from * DV * 2);
+      tile::multiply_columns<T, D>(dk, ds, query_b + from * D * 2);
+      if constexpr (SPLIT > 1) {
+        ptx::named_sync(1 + group, SPLIT * 32);  // B4: the others' weights are there
+#pragma unroll
+        for (int i = 1; i < SPLIT; ++i) {
+          const int other = (part + i) % SPLIT, theirs = at + other * S::kPart;
+          const uint32_t exchange = base + S::kExchange + (group * SPLIT + other) * S::kExchangeBytes;
+          get_operands(p, exchange, lane);
+          tile::multiply_columns<T, DV>(dv, p, dout_b + theirs * DV * 2);
+          get_operands(ds, exchange + S::kExchangeBytes / 2, lane);
+          tile::multiply_columns<T, D>(dk, ds, query_b + theirs * D * 2);
+        }
+      }
+    }
+    if constexpr (S::STAGES == 1) {
+      ptx::block_sync();  // B5: all warps are done with the one buffer
+      if (next_head < past_head) fetch(0, next_head, next_row);
+      ptx::cp_async_commit();
+    }
+    row = next_row, query_head = next_head;
+    if constexpr (S::STAGES > 1) buffer ^= 1;
+  }
+  ptx::cp_async_wait<0>();
+
+  // Through this warp's rows and columns of the keys and values, which nobody reads any more.
+  if constexpr (SPLIT > 1) ptx::named_sync(1 + group, SPLIT * 32);  // B6
+  clear_empty_rows(dk, ranges, lane);
+  clear_empty_rows(dv, ranges, lane);
+  const int64_t key_row = keys.row + own;
+  tile::store_rows<T, D>(dk, task.scale, base + S::kKey + own * D * 2 + part * S::kColumns * 2,
+                         static_cast<uint16_t*>(task.dkey.data) + key_row * task.dkey.row_stride +
+                             head * task.dkey.head_stride + part * S::kColumns,
+                         task.dkey.row_stride, keys.rows - own, task.head_dim - part * S::kColumns, lane);
+  tile::store_rows<T, DV>(dv, 1.f, base + S::kValue + own * DV * 2 + part * S::kColumnsV * 2,
+                          static_cast<uint16_t*>(task.dvalue.data) + key_row * task.dvalue.row_stride +
+                              head * task.dvalue.head_stride + part * S::kColumnsV,
+                          task.dvalue.row_stride, keys.rows - own, task.head_dim_v - part * S::kColumnsV, lane);
+}
+
+}  // namespace backward
+
+// Grid: any number of blocks. Reads the row statistics in task.scratch; writes all of dkey and dvalue.
+template <class S, bool SOFTCAP>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks) attention_backward_keys(BackwardTask task) {
+  backward::for_each_item(task.key_tiles, task.heads_k,
+                          [&](const Tile& keys, int head) { backward::key_tile<S, SOFTCAP>(task, keys, head); });
+}
+
+}  // namespace packattn::cuda

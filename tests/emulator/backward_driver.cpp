@@ -1,0 +1,603 @@
+// The tensor-core backward on the emulator, against sums in double: numbers, bits of a document alone and packed, NaN
+// of one document in another, schedules, and memory under any metadata.
+//
+//   backward_driver [rounds of random cases] [seed] [name of the one case to run]
+//   exit status 1 for a wrong number, a bit that differs, or any report of the emulator
+//
+// An element passes if |error| <= u (sum of |terms| + |wanted|) + 1e-5 (1 + sum of |terms|), u the rounding unit of the
+// dtype: weights are rounded once before they are multiplied, results once in the end.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "attention_backward_launch.cuh"
+#include "tile_table.cu"
+
+namespace {
+
+using namespace packattn::cuda;
+using packattn::AttentionBackwardParams;
+using packattn::DType;
+using packattn::TensorView;
+namespace emu = packattn::emu;
+
+using Random = std::mt19937_64;
+int64_t below(Random& random, int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); }
+
+// ---- cases
+// -----------------------------------------------------------------------------------------------------------
+
+struct Document {
+  int q;
+  int k;
+  bool padding = false;  // of no document: rows that see nothing, keys that nobody sees
+  Document(int rows) : q(std::abs(rows)), k(std::abs(rows)), padding(rows < 0) {}
+  Document(int rows, int keys) : q(rows), k(keys) {}
+};
+
+struct Case {
+  std::string name;
+  std::vector<Document> documents;
+  bool causal = true;
+  int left = -1, right = -1, prefix = 0, chunk = 0, empty_every = 0;
+  int heads_q = 2, heads_k = 1, dim = 64, dim_v = 64;
+  float softcap = 0.f;
+  bool sinks = false, dlse = true;
+  int layout = 0;      // 0: contiguous; 1: [heads, tokens, dim]; 2: gaps between rows and heads
+  bool small = false;  // a device with 99 KB of shared memory
+  uint64_t seed = 1;
+};
+
+struct Ranges {
+  std::vector<int32_t> begin, end;  // per row
+  int64_t keys = 0;
+};
+
+Ranges key_ranges(const Case& c) {
+  Ranges r;
+  int q0 = 0, k0 = 0;
+  for (const Document& d : c.documents) {
+    for (int i = 0; i < d.q; ++i) {
+      const int diagonal = k0 + d.k - (d.q - i), row = q0 + i;
+      int low = k0, high = k0 + d.k;
+      if (c.left >= 0) low = std::max(low, diagonal - c.left);
+      if (c.chunk > 0) low = std::max(low, k0 + std::max(diagonal - k0, 0) / c.chunk * c.chunk);
+      if (c.causal) high = std::min(high, std::max(diagonal + 1, std::min(k0 + c.prefix, high)));
+      if (!c.causal && c.right >= 0) high = std::min(high, diagonal + c.right + 1);
+      if (d.padding || (c.empty_every > 0 && row % c.empty_every == 0)) low = high = k0;
+      r.begin.push_back(std::min(low, k0 + d.k));
+      r.end.push_back(std::max(high, r.begin.back()));
+    }
+    q0 += d.q;
+    k0 += d.k;
+  }
+  r.keys = k0;
+  return r;
+}
+
+// The rows that see each key, as torch.ops.packattn.query_ranges defines it.
+Ranges query_ranges(const Ranges& keys) {
+  Ranges r;
+  r.begin.assign(static_cast<size_t>(keys.keys), 0);
+  r.end.assign(static_cast<size_t>(keys.keys), 0);
+  r.keys = static_cast<int64_t>(keys.begin.size());
+  for (size_t i = keys.begin.size(); i-- > 0;) {
+    for (int32_t j = keys.begin[i]; j < keys.end[i]; ++j) {
+      const auto key = static_cast<size_t>(j);
+      if (r.end[key] == 0) r.end[key] = static_cast<int32_t>(i) + 1;
+      r.begin[key] = static_cast<int32_t>(i);
+    }
+  }
+  return r;
+}
+
+// ---- tensors
+// ---------------------------------------------------------------------------------------------------------
+
+template <class T>
+uint16_t narrow(double x) {
+  return ptx::narrow<T>(static_cast<float>(x));
+}
+
+// [rows, heads, dim] in some layout; what lies between rows stays 0xFFFF.
+struct Tensor {
+  int64_t rows, heads, dim, row_stride, head_stride;
+  emu::Buffer<uint16_t> data;
+  Tensor(int64_t r, int64_t h, int64_t d, int layout)
+      : rows(r),
+        heads(h),
+        dim(d),
+        row_stride(layout == 0   ? h * d
+                   : layout == 1 ? d
+                                 : h * (d + 8) + 16),
+        head_stride(layout == 0   ? d
+                    : layout == 1 ? r * d
+                                  : d + 8),
+        data(static_cast<size_t>(layout == 2 ? r * row_stride : r * h * d)) {}
+  uint16_t* at(int64_t t, int64_t h) const { return data.p + t * row_stride + h * head_stride; }
+  TensorView view() const { return {data.p, row_stride, head_stride}; }
+  bool gaps_untouched() const {
+    std::vector<bool> inside(data.n, false);
+    for (int64_t t = 0; t < rows; ++t) {
+      for (int64_t h = 0; h < heads; ++h) {
+        for (int64_t e = 0; e < dim; ++e) inside[static_cast<size_t>(at(t, h) - data.p + e)] = true;
+      }
+    }
+    for (size_t i = 0; i < data.n; ++i) {
+      if (!inside[i] && data[i] != 0xFFFF) return false;
+    }
+    return true;
+  }
+};
+
+template <class T>
+struct Problem {
+  const Case& c;
+  Ranges keys, queries;
+  int64_t tq, tk;
+  Tensor q, k, v, out, dout, dq, dk, dv;
+  emu::Buffer<float> lse, dlse, sinks, dsinks;
+  emu::Buffer<int32_t> begin, end, query_begin, query_end;
+
+  explicit Problem(const Case& one)
+      : c(one),
+        keys(key_ranges(one)),
+        queries(query_ranges(keys)),
+        tq(queries.keys),
+        tk(keys.keys),
+        q(tq, c.heads_q, c.dim, c.layout),
+        k(tk, c.heads_k, c.dim, c.layout),
+        v(tk, c.heads_k, c.dim_v, c.layout),
+        out(tq, c.heads_q, c.dim_v, c.layout),
+        dout(tq, c.heads_q, c.dim_v, c.layout),
+        dq(tq, c.heads_q, c.dim, c.layout),
+        dk(tk, c.heads_k, c.dim, c.layout),
+        dv(tk, c.heads_k, c.dim_v, c.layout),
+        lse(static_cast<size_t>(c.heads_q * tq)),
+        dlse(static_cast<size_t>(c.heads_q * tq)),
+        sinks(static_cast<size_t>(c.heads_q)),
+        dsinks(static_cast<size_t>(c.heads_q)),
+        begin(static_cast<size_t>(tq)),
+        end(static_cast<size_t>(tq)),
+        query_begin(static_cast<size_t>(tk)),
+        query_end(static_cast<size_t>(tk)) {
+    std::copy(keys.begin.begin(), keys.begin.end(), begin.p);
+    std::copy(keys.end.begin(), keys.end.end(), end.p);
+    std::copy(queries.begin.begin(), queries.begin.end(), query_begin.p);
+    std::copy(queries.end.begin(), queries.end.end(), query_end.p);
+    std::normal_distribution<float> normal;
+    Random random(c.seed * 977);
+    for (int h = 0; h < c.heads_q; ++h) sinks[static_cast<size_t>(h)] = normal(random);
+    int64_t q0 = 0, k0 = 0;
+    for (size_t n = 0; n < c.documents.size(); ++n) {  // what a document holds does not depend on the others
+      Random own(c.seed * 1009 + static_cast<uint64_t>(c.documents[n].q) * 31 +
+                 static_cast<uint64_t>(c.documents[n].k));
+      const auto fill = [&](const Tensor& x, int64_t first, int64_t rows) {
+        for (int64_t t = first; t < first + rows; ++t) {
+          for (int64_t h = 0; h < x.heads; ++h) {
+            for (int64_t e = 0; e < x.dim; ++e) x.at(t, h)[e] = narrow<T>(normal(own));
+          }
+        }
+      };
+      fill(q, q0, c.documents[n].q), fill(dout, q0, c.documents[n].q);
+      fill(k, k0, c.documents[n].k), fill(v, k0, c.documents[n].k);
+      for (int64_t h = 0; h < c.heads_q; ++h) {
+        for (int64_t t = q0; t < q0 + c.documents[n].q; ++t) dlse[static_cast<size_t>(h * tq + t)] = normal(own);
+      }
+      q0 += c.documents[n].q, k0 += c.documents[n].k;
+    }
+  }
+
+  static double dot(const uint16_t* a, const uint16_t* b, int n) {
+    double s = 0;
+    for (int e = 0; e < n; ++e)
+      s += static_cast<double>(ptx::widen<T>(a[e])) * static_cast<double>(ptx::widen<T>(b[e]));
+    return s;
+  }
+  double scale() const { return static_cast<double>(1.f / std::sqrt(static_cast<float>(c.dim))); }
+
+  // Sums of terms and of their sizes, [rows * heads * dim] each.
+  struct Sums {
+    std::vector<double> sum, size;
+    explicit Sums(int64_t n) : sum(static_cast<size_t>(n)), size(static_cast<size_t>(n)) {}
+    void add(int64_t at, double x) { sum[static_cast<size_t>(at)] += x, size[static_cast<size_t>(at)] += std::fabs(x); }
+  };
+  struct Expected {
+    Sums dq, dk, dv, dsinks;
+  };
+  // Fills out and lse as a forward would, and returns the gradients.
+  Expected reference() {
+    Expected x{Sums(tq * c.heads_q * c.dim), Sums(tk * c.heads_k * c.dim), Sums(tk * c.heads_k * c.dim_v),
+               Sums(c.heads_q)};
+    for (int h = 0; h < c.heads_q; ++h) {
+      for (int64_t i = 0; i < tq; ++i) {
+        const int hk = h / (c.heads_q / c.heads_k);
+        const int64_t low = keys.begin[static_cast<size_t>(i)], n = keys.end[static_cast<size_t>(i)] - low;
+        const auto at = static_cast<size_t>(h * tq + i);
+        std::vector<double> p(static_cast<size_t>(n)), slope(p.size(), 1.0);
+        const double sink = static_cast<double>(sinks[static_cast<size_t>(h)]);
+        double largest = c.sinks ? sink : -INFINITY;
+        for (int64_t j = 0; j < n; ++j) {
+          double s = dot(q.at(i, h), k.at(low + j, hk), c.dim) * scale();
+          if (c.softcap > 0) {
+            const double t = std::tanh(s / static_cast<double>(c.softcap));
+            s = static_cast<double>(c.softcap) * t, slope[static_cast<size_t>(j)] = 1 - t * t;
+          }
+          p[static_cast<size_t>(j)] = s, largest = std::max(largest, s);
+        }
+        double total = c.sinks && n > 0 ? std::exp(sink - largest) : 0;
+        for (double& s : p) s = std::exp(s - largest), total += s;
+        for (double& s : p) s /= total;
+        for (int e = 0; e < c.dim_v; ++e) {
+          double o = 0;
+          for (int64_t j = 0; j < n; ++j) {
+            o += p[static_cast<size_t>(j)] * static_cast<double>(ptx::widen<T>(v.at(low + j, hk)[e]));
+          }
+          out.at(i, h)[e] = narrow<T>(o);
+        }
+        lse[at] = n > 0 ? static_cast<float>(largest + std::log(total)) : -INFINITY;
+        if (n == 0) continue;
+        const double delta = dot(out.at(i, h), dout.at(i, h), c.dim_v) - (c.dlse ? static_cast<double>(dlse[at]) : 0);
+        if (c.sinks) x.dsinks.add(h, -std::exp(sink - largest) / total * delta);
+        for (int64_t j = 0; j < n; ++j) {
+          const int64_t key = low + j;
+          const double weight = p[static_cast<size_t>(j)];
+          const double ds =
+              weight * (dot(dout.at(i, h), v.at(key, hk), c.dim_v) - delta) * slope[static_cast<size_t>(j)] * scale();
+          for (int e = 0; e < c.dim; ++e) {
+            x.dq.add((i * c.heads_q + h) * c.dim + e, ds * static_cast<double>(ptx::widen<T>(k.at(key, hk)[e])));
+            x.dk.add((key * c.heads_k + hk) * c.dim + e, ds * static_cast<double>(ptx::widen<T>(q.at(i, h)[e])));
+          }
+          for (int e = 0; e < c.dim_v; ++e) {
+            x.dv.add((key * c.heads_k + hk) * c.dim_v + e,
+                     weight * static_cast<double>(ptx::widen<T>(dout.at(i, h)[e])));
+          }
+        }
+      }
+    }
+    return x;
+  }
+
+  void run() {
+    BackwardTask task{};
+    task.total_q = tq, task.total_k = tk, task.heads_q = c.heads_q, task.heads_k = c.heads_k;
+    task.head_dim = c.dim, task.head_dim_v = c.dim_v;
+    task.dtype = is_f16<T> ? DType::float16 : DType::bfloat16;
+    task.scale = static_cast<float>(scale()), task.softcap = c.softcap;
+    task.query = q.view(), task.key = k.view(), task.value = v.view(), task.out = out.view(), task.dout = dout.view();
+    task.dquery = dq.view(), task.dkey = dk.view(), task.dvalue = dv.view();
+    task.key_begin = begin.p, task.key_end = end.p, task.query_begin = query_begin.p, task.query_end = query_end.p;
+    task.lse = lse.p, task.dlse = c.dlse ? dlse.p : nullptr;
+    task.sinks = c.sinks ? sinks.p : nullptr, task.dsinks = c.sinks ? dsinks.p : nullptr;
+    const Stream stream{nullptr, Device{3, c.small ? 86 : 80, (c.small ? 99 : 163) * 1024}};
+    const BackwardKernel kernel = kernel_for();
+    emu::Buffer<uint8_t> query_table(tile_table_bytes(tq)), key_table(tile_table_bytes(tk));
+    emu::Buffer<uint8_t> scratch(kernel.scratch_bytes(task));
+    task.query_tiles = tile_table_at(query_table.p, tq), task.key_tiles = tile_table_at(key_table.p, tk);
+    task.scratch = scratch.p;
+    build_tile_table(begin.p, end.p, tq, tk, kernel.query_rows(stream.device), task.query_tiles, stream);
+    build_tile_table(query_begin.p, query_end.p, tk, tq, kernel.key_rows(stream.device), task.key_tiles, stream);
+    kernel.run(task, stream);
+  }
+
+  BackwardKernel kernel_for() const {
+#ifndef BACKWARD_DRIVER_ONLY  // "64, 64": one instantiation, which compiles sooner
+    const int most = std::max(c.dim, c.dim_v);
+    if (most > 192 || c.dim_v > 128) return BackwardLaunch<T, 256, 256>::kernel();
+    if (most > 128) return BackwardLaunch<T, 192, 128>::kernel();
+    if (most > 96) return BackwardLaunch<T, 128, 128>::kernel();
+    if (most > 64) return BackwardLaunch<T, 96, 96>::kernel();
+    return BackwardLaunch<T, 64, 64>::kernel();
+#else
+    return BackwardLaunch<T, BACKWARD_DRIVER_ONLY>::kernel();
+#endif
+  }
+};
+
+// ---- checks
+// ----------------------------------------------------------------------------------------------------------
+
+int64_t failures = 0, runs = 0;
+double worst = 0;
+uint64_t conflicts = 0;
+
+void fail(const Case& c, const char* dtype, const std::string& what) {
+  if (++failures <= 20) std::printf("%s %s D %d/%d: %s\n", c.name.c_str(), dtype, c.dim, c.dim_v, what.c_str());
+}
+
+template <class T>
+void compare(const Case& c, const char* dtype, const char* name, const Tensor& got, const Ranges& ranges,
+             const typename Problem<T>::Sums& want) {
+  const double unit = is_f16<T> ? 0x1p-11 : 0x1p-8;
+  int64_t wrong = 0, at = 0;
+  for (int64_t t = 0; t < got.rows; ++t) {
+    const bool empty = ranges.begin[static_cast<size_t>(t)] >= ranges.end[static_cast<size_t>(t)];
+    for (int64_t h = 0; h < got.heads; ++h) {
+      for (int64_t e = 0; e < got.dim; ++e, ++at) {
+        const double w = want.sum[static_cast<size_t>(at)], size = want.size[static_cast<size_t>(at)];
+        const double error = std::fabs(static_cast<double>(ptx::widen<T>(got.at(t, h)[e])) - w);
+        const double bound = unit * (size + std::fabs(w)) + 1e-5 * (1 + size);
+        if (!(error <= (empty ? 0 : bound))) ++wrong;
+        if (std::isfinite(error)) worst = std::max(worst, error / bound);
+      }
+    }
+  }
+  if (wrong > 0) fail(c, dtype, std::string(name) + ": " + std::to_string(wrong) + " wrong elements");
+  if (!got.gaps_untouched()) fail(c, dtype, std::string(name) + ": written outside its elements");
+}
+
+bool same_rows(const Tensor& a, int64_t first_a, const Tensor& b, int64_t first_b, int64_t rows) {
+  for (int64_t t = 0; t < rows; ++t) {
+    for (int64_t h = 0; h < a.heads; ++h) {
+      if (!std::equal(a.at(first_a + t, h), a.at(first_a + t, h) + a.dim, b.at(first_b + t, h))) return false;
+    }
+  }
+  return true;
+}
+
+template <class T>
+void run_checked(Problem<T>& problem, const char* dtype) {
+  ++runs;
+  try {
+    problem.run();
+  } catch (const std::exception& error) {
+    fail(problem.c, dtype, error.what());
+    emu::report().clear();
+  }
+  conflicts += emu::report().counters.bank_conflicts;
+  emu::report().counters = {};
+}
+
+// Numbers; every document alone, on another schedule; every other document replaced by NaN.
+template <class T>
+void check(const Case& c, bool isolation) {
+  const char* dtype = is_f16<T> ? "float16" : "bfloat16";
+  Problem<T> packed(c);
+  const auto want = packed.reference();
+  run_checked(packed, dtype);
+  compare<T>(c, dtype, "dq", packed.dq, packed.keys, want.dq);
+  compare<T>(c, dtype, "dk", packed.dk, packed.queries, want.dk);
+  compare<T>(c, dtype, "dv", packed.dv, packed.queries, want.dv);
+  for (size_t h = 0; c.sinks && h < packed.dsinks.n; ++h) {
+    const double error = std::fabs(static_cast<double>(packed.dsinks[h]) - want.dsinks.sum[h]);
+    if (!(error <= 2e-5 * (want.dsinks.size[h] + 1))) fail(c, dtype, "dsinks: wrong by " + std::to_string(error));
+  }
+  if (!isolation || c.empty_every > 0) return;
+  const int policy = emu::config().policy;
+  emu::config().policy = (policy + 1) % 3;
+  Problem<T> poisoned(c);
+  poisoned.reference();
+  int64_t q0 = 0, k0 = 0;
+  for (size_t n = 0; n < c.documents.size(); ++n) {
+    const Document& d = c.documents[n];
+    if (n % 2 == 1 || d.padding) {
+      const uint16_t not_finite[] = {0x7FFF, static_cast<uint16_t>(is_f16<T> ? 0x7C00 : 0x7F80), 0xFFFF};
+      const auto poison = [&](const Tensor& x, int64_t first, int64_t rows) {
+        for (int64_t t = first; t < first + rows; ++t) {
+          for (int64_t h = 0; h < x.heads; ++h) {
+            for (int64_t e = 0; e < x.dim; ++e) x.at(t, h)[e] = not_finite[(t + e) % 3];
+          }
+        }
+      };
+      poison(poisoned.q, q0, d.q), poison(poisoned.out, q0, d.q), poison(poisoned.dout, q0, d.q);
+      poison(poisoned.k, k0, d.k), poison(poisoned.v, k0, d.k);
+      for (int64_t h = 0; h < c.heads_q; ++h) {
+        for (int64_t t = q0; t < q0 + d.q; ++t) {
+          poisoned.lse[static_cast<size_t>(h * poisoned.tq + t)] = NAN;
+          poisoned.dlse[static_cast<size_t>(h * poisoned.tq + t)] = NAN;
+        }
+      }
+    }
+    q0 += d.q, k0 += d.k;
+  }
+  run_checked(poisoned, dtype);
+  q0 = k0 = 0;
+  for (size_t n = 0; n < c.documents.size(); ++n) {
+    const Document& d = c.documents[n];
+    if (n % 2 == 0 || d.padding) {  // rows of padding get 0 whatever they hold
+      if (!same_rows(packed.dq, q0, poisoned.dq, q0, d.q) || !same_rows(packed.dk, k0, poisoned.dk, k0, d.k) ||
+          !same_rows(packed.dv, k0, poisoned.dv, k0, d.k)) {
+        fail(c, dtype, "document " + std::to_string(n) + " changes with what another one holds");
+      }
+    }
+    if (!d.padding) {
+      Case one = c;
+      one.documents = {d};
+      Problem<T> alone(one);
+      alone.reference();
+      run_checked(alone, dtype);
+      if (!same_rows(packed.dq, q0, alone.dq, 0, d.q) || !same_rows(packed.dk, k0, alone.dk, 0, d.k) ||
+          !same_rows(packed.dv, k0, alone.dv, 0, d.k)) {
+        fail(c, dtype, "document " + std::to_string(n) + " has other bits alone");
+      }
+    }
+    q0 += d.q, k0 += d.k;
+  }
+  emu::config().policy = policy;
+}
+
+// Any int32 values as ranges: nothing may be touched outside the buffers.
+template <class T>
+void check_garbage(const Case& c, Random& random) {
+  Problem<T> problem(c);
+  problem.reference();
+  using Limits = std::numeric_limits<int32_t>;
+  const auto hostile = [&] {
+    const int32_t values[] = {Limits::min(),
+                              Limits::max(),
+                              Limits::min() + 1,
+                              Limits::max() - 1,
+                              -1,
+                              0,
+                              static_cast<int32_t>(random()),
+                              static_cast<int32_t>(below(random, 300))};
+    return values[below(random, 8)];
+  };
+  const bool all = below(random, 2) == 0;
+  for (emu::Buffer<int32_t>* x : {&problem.begin, &problem.end, &problem.query_begin, &problem.query_end}) {
+    for (size_t i = 0; i < x->n; ++i) {
+      if (all || below(random, 5) == 0) (*x)[i] = hostile();
+    }
+  }
+  run_checked(problem, is_f16<T> ? "float16 garbage" : "bfloat16 garbage");
+  if (!problem.dq.gaps_untouched() || !problem.dk.gaps_untouched() || !problem.dv.gaps_untouched()) {
+    fail(c, "garbage", "written outside the elements");
+  }
+}
+
+std::vector<Case> fixed_cases() {
+  std::vector<Case> cases;
+  const auto add = [&](const char* name, std::vector<Document> documents) -> Case& {
+    Case c;
+    c.name = name, c.documents = std::move(documents), c.seed = cases.size() + 1;
+    cases.push_back(c);
+    return cases.back();
+  };
+  const auto dims = [](Case& c, int dim, int dim_v) { c.dim = dim, c.dim_v = dim_v; };
+  add("64", {64});
+  add("1,1,1", {1, 1, 1}).layout = 2;
+  add("100,28,1,71", {100, 28, 1, 71}).dlse = false;
+  dims(add("300", {300}), 128, 128);
+  add("300 window 50", {300}).left = 49;
+  add("31,200 bidirectional", {31, 200}).causal = false;
+  add("15,1,47,130 bidirectional", {15, 1, 47, 130}).causal = false;
+  add("255,60 bidirectional", {255, 60}).causal = false;
+  {
+    Case& c = add("windows both ways", {90, 37});
+    c.causal = false, c.left = 20, c.right = 9, c.layout = 1;
+    dims(c, 96, 96);
+  }
+  {
+    Case& c = add("prefix and padding", {-3, 80, -5, 41, 66, -70});
+    c.prefix = 30, c.sinks = true;
+    dims(c, 80, 40);
+  }
+  {
+    Case& c = add("chunks", {150, 20});
+    c.chunk = 33, c.heads_q = 8, c.heads_k = 1;
+    dims(c, 8, 8);
+  }
+  {
+    Case& c = add("keys packed differently", {{5, 3}, {90, 140}, {20, 0}, {0, 7}, {77, 20}});
+    c.sinks = true, c.heads_q = 4, c.heads_k = 2;
+    dims(c, 128, 128);
+  }
+  {
+    Case& c = add("keys packed differently, bidirectional", {{5, 3}, {140, 90}, {0, 4}, {20, 77}});
+    c.causal = false, c.softcap = 5.f, c.layout = 2;
+    dims(c, 40, 40);
+  }
+  {
+    Case& c = add("softcap and sinks", {70, 130});
+    c.softcap = 2.f, c.sinks = true, c.heads_q = 6, c.heads_k = 2;
+    dims(c, 128, 128);
+  }
+  {
+    Case& c = add("192 and 128", {45, 130, 1});
+    c.sinks = true;
+    dims(c, 192, 128);
+  }
+  {
+    Case& c = add("160 and 64", {33, 98});
+    c.causal = false, c.softcap = 3.f;
+    dims(c, 160, 64);
+  }
+  dims(add("256", {66, 100}), 256, 256);
+  {
+    Case& c = add("200 and 232, bidirectional", {15, 1, 47, 70});
+    c.causal = false, c.layout = 2, c.softcap = 4.f;
+    dims(c, 200, 232);
+  }
+  dims(add("64 and 128", {100, 31}), 64, 128);
+  add("every third row empty", {70, 20}).empty_every = 3;
+  add("every row empty", {70, 21}).empty_every = 1;
+  add("padding alone", {-70, -1}).sinks = true;
+  add("no keys", {{30, 0}}).sinks = true;
+  add("no rows", {{0, 30}});
+  {
+    Case& c = add("34 each", std::vector<Document>(9, 34));
+    dims(c, 128, 128);
+  }
+  for (size_t i = 0, n = cases.size(); i < n; ++i) {  // 99 KB parts have tiles of their own from 128 on
+    if (std::max(cases[i].dim, cases[i].dim_v) <= 96) continue;
+    cases.push_back(cases[i]);
+    cases.back().small = true, cases.back().name += " (99 KB)";
+  }
+  return cases;
+}
+
+Case random_case(Random& random) {
+  static const int lengths[] = {1, 2, 3, 17, 31, 62, 63, 64, 65, 66, 100, 127, 128, 129, 193};
+  static const int sizes[][2] = {{64, 64},   {64, 64},   {128, 128}, {96, 96},
+                                 {192, 128}, {256, 256}, {48, 24},   {120, 112}};
+  Case c;
+  c.seed = random();
+  c.name = "random " + std::to_string(c.seed);
+  for (int64_t left = 1 + below(random, 280); left > 0; left -= c.documents.back().q + 1) {
+    const int rows = static_cast<int>(std::min(left, static_cast<int64_t>(lengths[below(random, 15)])));
+    if (below(random, 7) == 0) {
+      c.documents.push_back(Document(-rows));
+    } else if (below(random, 5) == 0) {
+      c.documents.push_back({rows, lengths[below(random, 15)]});
+    } else {
+      c.documents.push_back(rows);
+    }
+  }
+  c.causal = below(random, 3) != 0;
+  if (below(random, 3) == 0) c.left = static_cast<int>(below(random, 90));
+  if (below(random, 3) == 0) c.right = static_cast<int>(below(random, 90));
+  if (below(random, 4) == 0) c.prefix = static_cast<int>(below(random, 60));
+  if (below(random, 6) == 0) c.chunk = 1 + static_cast<int>(below(random, 70));
+  if (below(random, 6) == 0) c.empty_every = 2 + static_cast<int>(below(random, 5));
+  c.heads_k = 1 + static_cast<int>(below(random, 2));
+  c.heads_q = c.heads_k * (1 + static_cast<int>(below(random, 3)));
+  const int64_t size = below(random, 8);
+  c.dim = sizes[size][0], c.dim_v = sizes[size][1];
+  if (below(random, 4) == 0) c.softcap = 1.f + static_cast<float>(below(random, 9));
+  c.sinks = below(random, 2) == 0, c.dlse = below(random, 2) == 0, c.small = below(random, 3) == 0;
+  c.layout = static_cast<int>(below(random, 3));
+  return c;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : 20;
+  Random random(argc > 2 ? static_cast<uint64_t>(std::atoll(argv[2])) : 1);
+  const std::string only = argc > 3 ? argv[3] : "";
+#ifdef BACKWARD_DRIVER_ONLY
+  const int limits[] = {BACKWARD_DRIVER_ONLY};
+  const auto serves = [&](const Case& c) { return c.dim <= limits[0] && c.dim_v <= limits[1]; };
+#else
+  const auto serves = [](const Case&) { return true; };
+#endif
+  int number = 0;
+  for (const Case& c : fixed_cases()) {
+    if ((!only.empty() && c.name != only) || !serves(c)) continue;
+    if (++number % 2 == 0) {
+      check<f16_t>(c, true);
+    } else {
+      check<bf16_t>(c, true);
+    }
+  }
+  for (int i = 0; i < rounds; ++i) {
+    const Case c = random_case(random);
+    if (!serves(c)) continue;
+    if (i % 6 == 5) {
+      i % 4 < 2 ? check_garbage<bf16_t>(c, random) : check_garbage<f16_t>(c, random);
+    } else if (i % 2 == 0) {
+      check<bf16_t>(c, i % 4 == 0);
+    } else {
+      check<f16_t>(c, i % 4 == 1);
+    }
+  }
+  if (conflicts > 0) std::printf("%llu bank conflicts of ldmatrix\n", static_cast<unsigned long long>(conflicts));
+  std::printf("%s: %lld runs, %lld failures, largest error %.2f of its bound\n",
+              failures || conflicts ? "FAIL" : "PASS", static_cast<long long>(runs), static_cast<long long>(failures),
+              worst);
+  return failures > 0 || conflicts > 0;
+}
