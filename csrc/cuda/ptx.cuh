@@ -62,8 +62,12 @@ PACKATTN_DEVICE void block_sync() { __syncthreads(); }
 PACKATTN_DEVICE void warp_sync() { __syncwarp(); }
 
 // The same among the warps that come to barrier `id`, 1 to 15, of which it lets `threads` threads meet (whole warps).
+// Those that arrive count and do not wait.
 PACKATTN_DEVICE void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+PACKATTN_DEVICE void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // The value of lane `lane ^ mask`, of lane `source`, of the lane `delta` below (lanes under delta keep their own).

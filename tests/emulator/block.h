@@ -54,18 +54,19 @@ struct Exchange {
 };
 
 struct Warp {
-  uint32_t arrived = 0, ready = 0;  // lanes
+  uint32_t arrived = 0, ready = 0;  // lanes: in the meeting under way; that may run
+  uint32_t at_named_barrier = 0;
   int number = 0, operation = 0;
   Site site;
   Exchange exchange;
 };
 
-// bar.sync with a number. Of no threads: nobody waits at it.
+// bar.sync and bar.arrive with a number.
 struct NamedBarrier {
-  int threads = 0;  // that are to meet
-  int arrived = 0;
-  Site site;
-  Order::Knowledge knowledge;  // of those that have arrived
+  int threads = 0, arrived = 0;  // that are to meet in this phase; that have come
+  uint32_t phase = 0, warps = 0, waiting_warps = 0;
+  Site site;                   // of the first
+  Order::Knowledge knowledge;  // of those that have come
 };
 
 class HopperState;  // mbarriers, bulk copies, wgmma: sm90.h

@@ -84,7 +84,7 @@ inline void Block::run(uint32_t block_number) {
   for (int w = 0; w < warp_count; ++w) {
     Warp& warp = warps[static_cast<size_t>(w)];
     warp.number = w;
-    warp.arrived = warp.ready = 0;
+    warp.arrived = warp.ready = warp.at_named_barrier = 0;
   }
   for (int t = 0; t < thread_count; ++t) {
     Thread& thread = threads[static_cast<size_t>(t)];
@@ -127,6 +127,11 @@ inline void Block::finish() {
     if (t.copies_landed == t.copies.size()) continue;
     complain(kLeftover, t.copies[t.copies_landed].site, Site(), "thread %d exits with %zu cp.async not waited for",
              t.number, t.copies.size() - t.copies_landed);
+  }
+  for (int i = 0; i < 16; ++i) {
+    if (!named_barriers[i].arrived) continue;
+    complain(kLeftover, named_barriers[i].site, Site(), "named barrier %d is left with %d of %d arrivals", i,
+             named_barriers[i].arrived, named_barriers[i].threads);
   }
   hopper->check_end();
 }

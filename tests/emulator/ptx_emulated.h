@@ -27,6 +27,7 @@ inline int block_index() { return static_cast<int>(blockIdx.x); }
 inline void block_sync(PACKATTN_SITE) { emu::block_sync(site); }
 inline void warp_sync(PACKATTN_SITE) { emu::warp_sync(site); }
 inline void named_sync(int id, int threads, PACKATTN_SITE) { emu::named_sync(id, threads, site); }
+inline void named_arrive(int id, int threads, PACKATTN_SITE) { emu::named_arrive(id, threads, site); }
 
 template <class T>
 T shfl_xor(T value, int mask, PACKATTN_SITE) {

@@ -33,7 +33,7 @@ class SharedMemory {
     }
     size_ = bytes;
     warps_ = static_cast<size_t>(warps);
-    std::memset(bytes_, 0xFF, bytes);
+    if (bytes > 0) std::memset(bytes_, 0xFF, bytes);
     const size_t chunks = (bytes + 15) / 16;
     chunks_.assign(chunks, Cell{});
     split_.assign(chunks, 0);

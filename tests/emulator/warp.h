@@ -17,6 +17,7 @@ enum Operation : int {
   kReduceMax,
   kLdmatrix,
   kLdmatrixTrans,
+  kNamedArrive,
   kMma,
   kMmaEnd = kMma + 2,
   kSm90,
@@ -64,38 +65,76 @@ inline void block_sync(Site site) {
   }
 }
 
-inline void named_sync(int id, int threads, Site site) {
+// ---- named barriers: who arrives gives what it knows, who syncs receives it too
+inline NamedBarrier* named_barrier(int id, int threads, Site site) {
   Block& block = this_block();
-  Thread& me = this_thread();
   if (id < 1 || id > 15 || threads <= 0 || threads % 32 || threads > block.thread_count) {
     complain(kProtocol, site, Site(), "named barrier %d of %d threads", id, threads);
-    return;
+    return nullptr;
   }
   NamedBarrier& barrier = block.named_barriers[id];
-  block.order.individual();
   if (barrier.arrived == 0) {
     barrier.threads = threads;
+    barrier.warps = barrier.waiting_warps = 0;
     barrier.site = site;
     barrier.knowledge = block.order.nothing();
   } else if (barrier.threads != threads) {
-    complain(kProtocol, site, barrier.site, "named barrier %d is for %d threads here and for %d at %s:%u", id, threads,
-             barrier.threads, file_name(barrier.site), barrier.site.line());
+    complain(kProtocol, site, barrier.site, "named barrier %d is for %d threads here and for %d at %s", id, threads,
+             barrier.threads, place(barrier.site).c_str());
   }
-  block.order.release_arriving(me.number, barrier.knowledge);
-  me.named_barrier = id;
-  if (++barrier.arrived != barrier.threads) return block.wait(State::at_named_barrier, "named barrier", site);
+  return &barrier;
+}
+// A whole warp has come.
+inline void arrive(NamedBarrier& barrier, int id, int warp, bool waits, Site site) {
+  Block& block = this_block();
+  if (barrier.warps >> warp & 1) {
+    complain(kProtocol, site, barrier.site, "warp %d arrives twice in one phase of named barrier %d", warp, id);
+  }
+  barrier.warps |= 1u << warp;
+  barrier.waiting_warps |= static_cast<uint32_t>(waits) << warp;
+  block.order.release_warp(warp, barrier.knowledge);
+  block.order.advance(warp);
+  barrier.arrived += 32;
+  if (barrier.arrived < barrier.threads) return;
   barrier.arrived = 0;
-  block.order.acquire(me.number, barrier.knowledge);
-  uint32_t warps = 1u << me.warp();
-  for (Thread& t : block.threads) {
-    if (t.state != State::at_named_barrier || t.named_barrier != id) continue;
-    block.order.acquire(t.number, barrier.knowledge);
-    warps |= 1u << t.warp();
-    block.make_ready(t);
+  ++barrier.phase;
+  ++report().counters.block_barriers;
+  for (uint32_t warps = barrier.waiting_warps; warps; warps &= warps - 1) {
+    const int w = __builtin_ctz(warps);
+    block.order.acquire_warp(w, barrier.knowledge);
+    for (int t = w * 32; t < w * 32 + 32; ++t) {
+      Thread& thread = block.threads[static_cast<size_t>(t)];
+      if (thread.state == State::at_named_barrier && thread.named_barrier == id) block.make_ready(thread);
+    }
   }
-  for (int w = 0; w < block.warp_count; ++w) {
-    if (warps >> w & 1) block.order.advance(w);
+}
+inline void named_sync(int id, int threads, Site site) {
+  NamedBarrier* const barrier = named_barrier(id, threads, site);
+  if (!barrier) return;
+  Block& block = this_block();
+  Thread& me = this_thread();
+  Warp& warp = block.warps[static_cast<size_t>(me.warp())];
+  const uint32_t phase = barrier->phase;
+  me.named_barrier = id;
+  warp.at_named_barrier |= 1u << me.lane();
+  if (warp.at_named_barrier == 0xFFFFFFFFu) {
+    warp.at_named_barrier = 0;
+    me.state = State::at_named_barrier;  // so that it counts among those that wait
+    arrive(*barrier, id, me.warp(), true, site);
+    if (barrier->phase != phase) return;
   }
+  while (barrier->phase == phase) block.wait(State::at_named_barrier, "a named barrier", site);
+}
+inline void named_arrive(int id, int threads, Site site) {
+  const int lane = this_thread().lane();
+  my_exchange().in[0][lane] = static_cast<uint32_t>(id);
+  meet(kNamedArrive, site, "bar.arrive", [id, threads](Warp& warp, Site at) {
+    for (uint32_t other : warp.exchange.in[0]) {
+      if (other == static_cast<uint32_t>(id)) continue;
+      complain(kDivergence, at, Site(), "lanes of one warp arrive at different named barriers");
+    }
+    if (NamedBarrier* const barrier = named_barrier(id, threads, at)) arrive(*barrier, id, warp.number, false, at);
+  });
 }
 
 inline void warp_sync(Site site) {
