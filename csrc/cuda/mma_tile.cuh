@@ -58,6 +58,7 @@ struct Source {
   const uint16_t* next;  // this thread's first chunk of the next rows to copy
   int64_t row_stride;
   int dim;
+  uint32_t to;  // where that chunk goes in the matrix
 };
 
 template <int PITCH>
@@ -69,20 +70,20 @@ PACKATTN_DEVICE Source source_at(const void* data, int64_t row_stride, int64_t h
   source.next = source.any + head * head_stride + (row + thread / G) * row_stride + thread % G * 8;
   source.row_stride = row_stride;
   source.dim = dim;
+  source.to = chunk_at<PITCH>(thread / G, thread % G);
   return source;
 }
 
 // Starts the copies of the next ROWS rows into the matrix at `matrix`, and moves on by ROWS rows. Only the first
 // `valid` rows (may be negative or more than ROWS) and the first dim columns are read, the rest is zero-filled.
 template <int PITCH, int ROWS, int THREADS>
-PACKATTN_DEVICE void copy_rows(uint32_t matrix, Source& source, int valid, int thread) {
+PACKATTN_DEVICE void copy_rows(uint32_t matrix, Source& source, int valid) {
   constexpr int G = kGroup<PITCH>, STEP = THREADS / G, LINES = PITCH / (8 * G);
   static_assert(THREADS % (8 * G) == 0 && (ROWS % STEP == 0 || STEP % ROWS == 0) && ROWS % 8 == 0);
   constexpr int STEPS = ROWS > STEP ? ROWS / STEP : 1;
-  const int row = thread / G, column = thread % G;
-  const uint32_t to = matrix + chunk_at<PITCH>(row, column);
+  const uint32_t to = matrix + source.to;
   const int64_t step = static_cast<int64_t>(STEP) * source.row_stride;
-  if (STEP <= ROWS || row < ROWS) {
+  if (STEP <= ROWS || source.to < ROWS * PITCH * 2) {
     const uint16_t* from = source.next;
     if (valid >= ROWS && source.dim == PITCH) {
 #pragma unroll
@@ -94,6 +95,9 @@ PACKATTN_DEVICE void copy_rows(uint32_t matrix, Source& source, int valid, int t
         from += step;
       }
     } else {
+      // The thread's row and chunk, got back from `to` rather than kept in registers.
+      const int row = static_cast<int>(source.to / (PITCH * 2));
+      const int column = static_cast<int>(source.to / 16 % (PITCH / 8)) ^ (G == 8 ? row & 7 : row >> 1 & 3);
 #pragma unroll
       for (int i = 0; i < STEPS; ++i) {
 #pragma unroll
@@ -106,6 +110,10 @@ PACKATTN_DEVICE void copy_rows(uint32_t matrix, Source& source, int valid, int t
     }
   }
   source.next += static_cast<int64_t>(ROWS) * source.row_stride;
+}
+template <int PITCH, int ROWS, int THREADS>
+PACKATTN_DEVICE void copy_rows(uint32_t matrix, Source& source, int valid, int) {
+  copy_rows<PITCH, ROWS, THREADS>(matrix, source, valid);
 }
 
 // ---- products of one warp
