@@ -89,7 +89,9 @@ def test_info_with_the_compiled_libraries() -> None:
 
     facts = json.loads(command("info", "--json").stdout)
     assert facts["native"] is True
-    assert all(library["loaded"] and library["missing"] is None for library in facts["libraries"])
+    loaded = {library["name"]: library["loaded"] for library in facts["libraries"]}
+    assert loaded == {"packattn_cpu": True, "packattn_cuda": _library.CUDA.loaded, "packattn._C": True}
+    assert all(library["loaded"] == (library["missing"] is None) for library in facts["libraries"])
     assert facts["cpu"]["isa"] in facts["cpu"]["available"]
     assert facts["build"]["torch_version"]
     assert facts["cuda"]["built"] or facts["cuda"]["reason"]
@@ -99,7 +101,8 @@ def test_info_with_the_compiled_libraries() -> None:
 def test_info_shows_a_forced_instruction_set() -> None:
     facts = json.loads(command("info", "--json", PACKATTN_CPU_ISA="portable").stdout)
     assert facts["cpu"]["isa"] == "portable"
-    assert {row["kernel"] for row in facts["kernels"]} == {"compiled, portable", info.REFERENCE}
+    kernels = {row["kernel"] for row in facts["kernels"] if row["device"] == "cpu"}
+    assert kernels == {"compiled, portable", info.REFERENCE}
     assert "portable (forced by PACKATTN_CPU_ISA)" in command("info", PACKATTN_CPU_ISA="portable").stdout
 
 
@@ -129,9 +132,48 @@ def test_info_without_the_compiled_libraries() -> None:
 @pytest.mark.skipif(not _library.CPU.loaded or _library.extension is None, reason="no compiled libraries")
 def test_the_kernel_table_is_what_the_deciding_function_says() -> None:
     for row in info.collect()["kernels"]:
-        reasons = _library.extension.cpu_refusals(row["dtype"], row["head_dim"], row["head_dim"])
+        refusals = {"cpu": _library.extension.cpu_refusals, "cuda": _library.extension.cuda_refusals}[row["device"]]
+        reasons = refusals(row["dtype"], row["head_dim"], row["head_dim"])
+        if row["device"] == "cuda" and not _library.CUDA.loaded:
+            reasons = [_library.CUDA.missing]
         assert row["reasons"] == reasons
         assert (row["kernel"] == info.REFERENCE) == bool(reasons)
+
+
+@pytest.mark.skipif(_library.extension is None, reason="no compiled libraries")
+def test_the_cuda_kernels_that_would_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the function with which the CUDA op decides, which needs no GPU and no CUDA build."""
+    kernel = _library.extension.cuda_kernel
+    assert kernel("bfloat16", 64, 64, 80) == ("sm80 64", [])
+    assert kernel("float16", 72, 80, 90)[0] == "sm80 96"
+    assert kernel("bfloat16", 192, 128, 80)[0] == "sm80 192/128"
+    assert kernel("bfloat16", 256, 8, 120)[0] == "sm80 256"
+    for dtype, head_dim, capability, reason in (
+        ("float32", 64, 80, "float32"),
+        ("bfloat16", 264, 80, "up to 256"),
+        ("bfloat16", 64, 75, "this device has 7.5"),
+    ):
+        name, reasons = kernel(dtype, head_dim, head_dim, capability)
+        assert name == "plain" and reason in " ".join(reasons)
+    monkeypatch.setenv("PACKATTN_CUDA_KERNEL", "plain")
+    assert kernel("bfloat16", 64, 64, 80)[0] == "plain"
+    monkeypatch.setenv("PACKATTN_CUDA_KERNEL", "sm80")
+    with pytest.raises(ValueError, match="PACKATTN_CUDA_KERNEL=sm80, but dtype: .* not float32"):
+        kernel("float32", 64, 64, 80)
+    monkeypatch.setenv("PACKATTN_CUDA_KERNEL", "volta")
+    with pytest.raises(ValueError, match='PACKATTN_CUDA_KERNEL must be auto, plain or sm80, got "volta"'):
+        kernel("float32", 64, 64, 80)
+
+
+@pytest.mark.skipif(_library.extension is None, reason="no compiled libraries")
+def test_info_says_why_there_is_no_cuda_part() -> None:
+    facts, text = info.collect(), info.text(info.collect())
+    assert ("none here" in text) == (_library.CUDA.missing is not None)
+    if torch.version.cuda is None:
+        assert "missing: this torch is built without CUDA" in text
+    rows = {row["dtype"]: row["compiled_head_dims"] for row in facts["support"] if row["device"] == "cuda"}
+    assert rows["bfloat16"] == "multiples of 8 up to 512; tensor cores: multiples of 8 up to 256"
+    assert rows["float32"] == "multiples of 8 up to 512" and rows["float64"] == "none"
 
 
 def test_head_dims_are_spelled_as_a_rule_where_they_follow_one() -> None:

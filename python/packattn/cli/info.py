@@ -19,6 +19,7 @@ from packattn.cli import tables
 
 SUMMARY = "what is installed, and which kernel serves what"
 
+DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 HEAD_DIMS = (8, 32, 64, 80, 96, 100, 128, 192, 256, 512, 576)
 REFERENCE = "plain PyTorch"
@@ -49,36 +50,74 @@ def collect() -> dict[str, Any]:
         "cuda": _cuda(),
         "build": dict(_library.extension.build_info()) if _library.extension else None,
         "kernels": [
-            {"device": "cpu", "dtype": dtype, "head_dim": head_dim, **_served_by(dtype, head_dim)}
+            {"device": device, "dtype": dtype, "head_dim": head_dim, **_served_by(dtype, head_dim, device)}
+            for device in DEVICES
             for dtype in DTYPES
             for head_dim in HEAD_DIMS
         ],
-        "support": [{"device": "cpu", "dtype": dtype, **_support(dtype)} for dtype in DTYPES]
-        + [{"device": "other", "dtype": "any", "compiled_head_dims": "none", "otherwise": REFERENCE}],
+        "support": [
+            {"device": device, "dtype": dtype, **_support(dtype, device)} for device in DEVICES for dtype in DTYPES
+        ]
+        + [{"device": "other", "dtype": "any", "compiled_head_dims": "none", "otherwise": REFERENCE, "missing": None}],
     }
 
 
-def kernel_for(dtype: str, head_dim: int, head_dim_v: int | None = None) -> tuple[str, list[str]]:
-    """What serves attention on the CPU: the name of the kernel, and why it is not a compiled one (empty if it is).
+def kernel_for(dtype: str, head_dim: int, head_dim_v: int | None = None, device: str = "cpu") -> tuple[str, list[str]]:
+    """What serves attention on a device: the name of the kernel, and why it is not a compiled one (empty if it is).
 
     dtype: torch's name without "torch.". The answer comes from the function with which the host op decides.
     """
-    if _library.CPU.missing is not None:
-        return REFERENCE, [_library.CPU.missing]
-    if _library.extension is None:
+    library = _library.CPU if device == "cpu" else _library.CUDA
+    if library.missing is not None:
+        return REFERENCE, [library.missing]
+    return _compiled_for(dtype, head_dim, head_dim if head_dim_v is None else head_dim_v, device)
+
+
+def _compiled_for(dtype: str, head_dim: int, head_dim_v: int, device: str) -> tuple[str, list[str]]:
+    """As kernel_for, where the device's library is there."""
+    extension = _library.extension
+    if extension is None:
         return "unknown", [f"packattn._C, which knows what the kernels serve, is missing: {_library.extension_missing}"]
-    reasons = list(_library.extension.cpu_refusals(dtype, head_dim, head_dim if head_dim_v is None else head_dim_v))
-    return (REFERENCE, reasons) if reasons else (f"compiled, {_isa()[0] or 'unknown instruction set'}", [])
+    reasons = _library.refusals(device, dtype, head_dim, head_dim_v)
+    if reasons:
+        return REFERENCE, reasons
+    if device == "cpu":
+        return f"compiled, {_isa()[0] or 'unknown instruction set'}", []
+    try:
+        kernel, _ = extension.cuda_kernel(dtype, head_dim, head_dim_v, _capability())
+    except ValueError as error:  # PACKATTN_CUDA_KERNEL names one that does not serve this
+        return "none", [str(error)]
+    return f"compiled, {kernel}", []
 
 
-def _served_by(dtype: str, head_dim: int) -> dict[str, Any]:
-    kernel, reasons = kernel_for(dtype, head_dim)
+def _capability() -> int:
+    """Of the GPU here, 80 for 8.0; the first with tensor-core kernels where there is none."""
+    if not torch.cuda.is_available():
+        return 80
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
+
+
+def _served_by(dtype: str, head_dim: int, device: str) -> dict[str, Any]:
+    kernel, reasons = kernel_for(dtype, head_dim, device=device)
     return {"kernel": kernel, "reasons": reasons}
 
 
-def _support(dtype: str) -> dict[str, str]:
-    served = [d for d in range(1, _MAX_HEAD_DIM + 1) if kernel_for(dtype, d)[0].startswith("compiled")]
-    return {"compiled_head_dims": _spell(served), "otherwise": "" if len(served) == _MAX_HEAD_DIM else REFERENCE}
+def _support(dtype: str, device: str) -> dict[str, str | None]:
+    """compiled_head_dims: what this packattn's kernels serve; for CUDA, whether or not they are in use here (missing says
+    why they are not)."""
+    ask = kernel_for if device == "cpu" else _compiled_for
+    dims = range(1, _MAX_HEAD_DIM + 1)
+    kernels = {d: kernel for d in dims if (kernel := ask(dtype, d, d, device)[0]).startswith("compiled")}
+    spelled = _spell(list(kernels))
+    tensor_cores = [d for d, kernel in kernels.items() if " sm" in kernel]
+    if tensor_cores:
+        spelled += f"; tensor cores: {_spell(tensor_cores)}"
+    return {
+        "compiled_head_dims": spelled,
+        "otherwise": "" if len(kernels) == _MAX_HEAD_DIM else REFERENCE,
+        "missing": None if device == "cpu" else _library.CUDA.missing,
+    }
 
 
 def _spell(numbers: list[int]) -> str:
@@ -95,13 +134,16 @@ def _spell(numbers: list[int]) -> str:
 def _libraries() -> list[dict[str, Any]]:
     extension = _library.extension
     return [
-        {
-            "name": _library.CPU.name,
-            "what": "CPU kernels",
-            "path": str(_library.CPU.path),
-            "loaded": _library.CPU.loaded,
-            "missing": _library.CPU.missing,
-        },
+        *(
+            {
+                "name": library.name,
+                "what": what,
+                "path": str(library.path),
+                "loaded": library.loaded,
+                "missing": library.missing,
+            }
+            for library, what in ((_library.CPU, "CPU kernels"), (_library.CUDA, "CUDA kernels"))
+        ),
         {
             "name": "packattn._C",
             "what": "packer, build facts",
@@ -134,7 +176,7 @@ def _cpu() -> dict[str, Any]:
 
 def _cuda() -> dict[str, Any]:
     build = _library.extension.build_info() if _library.extension else None
-    built = bool(build and build["cuda"])
+    built = bool(build and build["cuda"])  # the build; whether it is in use is said by the library
     why = build["cuda_reason"] if build else "no compiled part of packattn is in use"
     return {
         "built": built,
@@ -142,6 +184,8 @@ def _cuda() -> dict[str, Any]:
         "arch_list": build["cuda_arch_list"].split() if build and built else [],
         "torch_cuda": torch.version.cuda,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "capability": ".".join(map(str, torch.cuda.get_device_capability())) if torch.cuda.is_available() else None,
+        "forced": os.environ.get("PACKATTN_CUDA_KERNEL") or None,
     }
 
 
@@ -169,7 +213,7 @@ def text(facts: dict[str, Any]) -> str:
     machine = [
         ("threads", facts["threads"]),
         ("CPU instruction set", _isa_text(cpu)),
-        ("CUDA part", f"built for {', '.join(cuda['arch_list'])}" if cuda["built"] else f"none: {cuda['reason']}"),
+        ("CUDA part", _cuda_text(cuda)),
         ("CUDA of torch", _torch_cuda_text(cuda)),
     ]
     if build:
@@ -180,7 +224,13 @@ def text(facts: dict[str, Any]) -> str:
         )
     blocks.append("Machine and build\n" + tables.pairs(machine))
     rows = [
-        (row["device"], row["dtype"], row["compiled_head_dims"], row["otherwise"] or "-") for row in facts["support"]
+        (
+            row["device"],
+            row["dtype"],
+            "none here" if row["missing"] else row["compiled_head_dims"],
+            row["otherwise"] or "-",
+        )
+        for row in facts["support"]
     ]
     blocks.append(
         "Attention: which head dims the compiled kernels serve, and what serves the others\n"
@@ -196,7 +246,15 @@ def _isa_text(cpu: dict[str, Any]) -> str:
     return f"{cpu['isa']}{forced}; this machine has {', '.join(cpu['available'])}"
 
 
+def _cuda_text(cuda: dict[str, Any]) -> str:
+    if not cuda["built"]:
+        return f"none: {cuda['reason']}"
+    forced = f"; {cuda['forced']} forced by PACKATTN_CUDA_KERNEL" if cuda["forced"] else ""
+    return f"built for {', '.join(cuda['arch_list'])}{forced}"
+
+
 def _torch_cuda_text(cuda: dict[str, Any]) -> str:
     if cuda["torch_cuda"] is None:
         return "none, this torch is built without it"
-    return f"{cuda['torch_cuda']}, {cuda['device'] or 'no device found'}"
+    device = f"{cuda['device']}, compute capability {cuda['capability']}" if cuda["device"] else "no device found"
+    return f"{cuda['torch_cuda']}, {device}"
