@@ -33,11 +33,11 @@ class GlobalMemory {
 
   void add(const void* data, size_t bytes) {
     const auto begin = reinterpret_cast<uintptr_t>(data);
-    recent_ = nullptr;
-    buffers_[begin] = std::make_unique<Buffer>(Buffer{begin, begin + bytes, 0, 4, {}});
+    forget_recent();
+    buffers_[begin] = std::make_unique<Buffer>(Buffer{begin, begin + bytes, 0, kCoarsest, {}});
   }
   void remove(const void* data) {
-    recent_ = nullptr;
+    forget_recent();
     buffers_.erase(reinterpret_cast<uintptr_t>(data));
   }
   // What was done in the launch before is done.
@@ -79,21 +79,25 @@ class GlobalMemory {
     bool read_by_others = false;  // than the block in `read`
     Site site;                    // of the write
   };
+  static constexpr size_t kCoarsest = 16;
   struct Buffer {
     uintptr_t begin, end;
     uint64_t launch;  // that the cells are of
-    size_t grain;     // bytes of a cell: 4, or 1 from the first smaller access on
+    size_t grain;     // bytes of a cell: kCoarsest, less from the first smaller access of a launch on
     std::vector<Cell> cells;
   };
 
   Buffer* find(uintptr_t address, size_t bytes) {
-    if (recent_ && recent_->begin <= address && address + bytes <= recent_->end) return recent_;
+    Buffer*& recent = recent_[address / 4096 % kRecent];
+    if (recent && recent->begin <= address && address + bytes <= recent->end) return recent;
     auto after = buffers_.upper_bound(address);
     if (after == buffers_.begin()) return nullptr;
     Buffer* buffer = (--after)->second.get();
     if (address + bytes > buffer->end) return nullptr;
-    return recent_ = buffer;
+    return recent = buffer;
   }
+  void forget_recent() { std::memset(recent_, 0, sizeof recent_); }
+
   template <class Fn>
   void for_each_cell(const void* data, size_t bytes, Fn&& fn) {
     if (!config().race_check || buffers_.empty()) return;
@@ -102,20 +106,20 @@ class GlobalMemory {
     if (!buffer) return;
     if (buffer->launch != launch_) {
       buffer->launch = launch_;
-      buffer->grain = 4;
-      buffer->cells.assign((buffer->end - buffer->begin + 3) / 4, Cell{});
+      buffer->grain = kCoarsest;
+      buffer->cells.assign((buffer->end - buffer->begin + kCoarsest - 1) / kCoarsest, Cell{});
     }
     const uintptr_t offset = address - buffer->begin;
-    if (buffer->grain == 4 && (offset % 4 || bytes % 4)) refine(*buffer);
+    while ((offset | bytes) % buffer->grain) halve(*buffer);
     const size_t grain = buffer->grain;
     for (size_t i = offset / grain; i < (offset + bytes) / grain; ++i) fn(buffer->cells[i], buffer->begin + i * grain);
   }
-  static void refine(Buffer& buffer) {
-    std::vector<Cell> fine;
-    fine.reserve(buffer.cells.size() * 4);
-    for (const Cell& cell : buffer.cells) fine.insert(fine.end(), 4, cell);
-    buffer.cells = std::move(fine);
-    buffer.grain = 1;
+  static void halve(Buffer& buffer) {
+    std::vector<Cell> halves;
+    halves.reserve(buffer.cells.size() * 2);
+    for (const Cell& cell : buffer.cells) halves.insert(halves.end(), 2, cell);
+    buffer.cells = std::move(halves);
+    buffer.grain /= 2;
   }
   static bool unordered(const Stamp& before, const Access& now) {
     if (before.time == 0) return false;
@@ -130,7 +134,8 @@ class GlobalMemory {
   }
 
   std::map<uintptr_t, std::unique_ptr<Buffer>> buffers_;
-  Buffer* recent_ = nullptr;
+  static constexpr size_t kRecent = 64;
+  Buffer* recent_[kRecent] = {};  // by page
   uint64_t launch_ = 0;
 };
 
