@@ -53,6 +53,18 @@ def test_positions_begin_where_the_model_has_them(hf: Any) -> None:
         embed(model, [[3] * 127])
 
 
+def test_dropout_is_off_and_modes_come_back(hf: Any) -> None:
+    from packattn.integrations.encoders import embed
+
+    model = transformers.BertModel(FAMILIES["bert"].build(hidden_dropout_prob=0.5).config).train()
+    model.encoder.layer[0].eval()
+    documents = sentences(5, 61, 30)
+    one, two = embed(model, documents), embed(model, documents)
+    assert torch.equal(one, two)
+    assert model.training and not model.encoder.layer[0].training and model.encoder.layer[1].training
+    torch.testing.assert_close(embed(model.eval(), documents), one)
+
+
 def test_refusals(hf: Any) -> None:
     from packattn.integrations.encoders import embed
 

@@ -8,13 +8,16 @@ A *range mask* is what the mask builder hands through the model to the attention
 [B, 1, 1, 3 * Q + K + 3], which holds, for each batch row, the first visible key of every query [Q], one past the last
 [Q], the first key of its document as far as transformers found documents [Q] (used where nothing better is known), which
 keys are tokens and not padding [K] (0 or 1), the chunk size (0: none), the key on the diagonal of the first query, and
-flags: EXACT (lo and hi say everything: the model made a mask of its own, and its layers' window does
-not apply on top), GIVEN (there was an attention_mask). It is 4-D because models pass 4-D masks on untouched.
+flags: EXACT (lo and hi say everything: the model made a mask of its own), GIVEN (there was an attention_mask), WINDOW
+(lo and hi have the window already: encoders count it otherwise than their layers say). With EXACT or WINDOW the layers'
+window does not apply on top. It is 4-D because models pass 4-D masks on untouched.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +25,7 @@ from torch import Tensor
 from .. import checks
 from ..packing import Packing
 
-EXACT, GIVEN = 1, 2
+EXACT, GIVEN, WINDOW = 1, 2, 4
 _TAIL = 3  # last entries of a range mask: chunk size, diagonal offset, flags
 
 
@@ -36,6 +39,24 @@ class Documents:
     segment_ids: Tensor | None = None
     position_ids: Tensor | None = None
 
+    @classmethod
+    def of(cls, kwargs: Mapping[str, Any]) -> Documents:
+        """From the keyword arguments of a call, under any name that is used for them.
+
+        Raises:
+            TypeError: an argument that is no tensor, or no Packing.
+        """
+        packing = kwargs.get("packing")
+        if packing is not None and not isinstance(packing, Packing):
+            raise TypeError(f"packattn: packing must be a packattn.Packing, got {type(packing).__name__}")
+        return cls(
+            packing,
+            _first(kwargs, "cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens", "cu_seqlens"),
+            _first(kwargs, "cu_seq_lens_k", "cu_seqlens_k"),
+            _first(kwargs, "seq_idx", "segment_ids"),
+            _first(kwargs, "position_ids"),
+        )
+
     def name(self) -> str:
         for field, label in (
             (self.packing, "packing"),
@@ -46,6 +67,17 @@ class Documents:
             if field is not None:
                 return label
         return "attention_mask"
+
+
+def _first(kwargs: Mapping[str, Any], *names: str) -> Tensor | None:
+    for name in names:
+        value = kwargs.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, Tensor):
+            raise TypeError(f"packattn: {name} must be a tensor, got {type(value).__name__}")
+        return value
+    return None
 
 
 @dataclass(frozen=True)
@@ -111,6 +143,26 @@ def document_bounds(ids: Tensor, step: int, real: Tensor | None) -> tuple[Tensor
     following = torch.nn.functional.pad(torch.where(first, index, size)[:, 1:], (0, 1), value=size)
     end = following.flip(1).cummin(1).values.flip(1)
     return begin, end
+
+
+def goes_on(ids: Tensor, step: int, real: Tensor) -> tuple[Tensor, Tensor]:
+    """Documents of rows with padding at any place, as the layers see them: segment ids [B, S] (padding has that of the
+    document before it), and the position of every token in its document, counted over tokens only."""
+    begin, _ = document_bounds(ids, step, real)
+    count = torch.nn.functional.pad(real.long().cumsum(1), (1, 0))
+    positions = count[:, 1:] - 1 - count.gather(1, begin)
+    return begin, positions.clamp(min=0)
+
+
+def restarts(position_ids: Tensor) -> bool:
+    """Whether positions [S] or [B, S] are those of several documents. Where values cannot be read, they must not be: asserted."""
+    apart = (position_ids[..., 1:] != position_ids[..., :-1] + 1).any()
+    if checks.has_values(apart):
+        return bool(apart)
+    torch._assert_async(
+        ~apart, "packattn: position_ids must not restart in cross-attention, or in a layer with other keys"
+    )
+    return False
 
 
 def ranges_from_dense(mask: Tensor, op: str = "packattn") -> tuple[Tensor, Tensor, Tensor]:
@@ -213,7 +265,7 @@ def resolve(shape: Shape, mask: Tensor | None, documents: Documents, device: tor
         lo, hi, found, kept, tail = mask[:, 0, 0].long().split([queries, queries, queries, keys, _TAIL], 1)
         real = kept != 0
         chunk, diagonal = tail[:, :1], row + tail[:, 1:2]
-        window = torch.where(tail[:, 2:] % 2 == EXACT, -1, window)
+        window = torch.where(tail[:, 2:] & (EXACT | WINDOW) != 0, -1, window)
         causal = False  # lo and hi say already what is visible
     elif mask is not None and mask.dim() == 2:
         if tuple(mask.shape) != (batch, keys):
@@ -254,7 +306,7 @@ def resolve(shape: Shape, mask: Tensor | None, documents: Documents, device: tor
     packed = bool(several.any()) if look and several is not None else None
     ones = None
     if look and real is not None and mask is not None:
-        given = mask.dim() == 2 or (is_range_mask(mask, shape) and bool((mask[..., -1] >= GIVEN).all()))
+        given = mask.dim() == 2 or (is_range_mask(mask, shape) and bool((mask[..., -1] & GIVEN != 0).all()))
         ones = given and bool(real.all())
     return Ranges(lo.reshape(-1).int(), hi.reshape(-1).int(), order, packed, ones)
 
@@ -332,7 +384,14 @@ def _documents(
             f"packattn: segment ids describe {queries} queries, but there are {keys} keys (a cache); they cannot tell "
             "which keys belong to which document"
         )
-    if not shape.causal or queries == 1:
+    if not shape.causal:
+        if restarts(ids):
+            raise ValueError(
+                f"packattn: position_ids restart, but say nothing about where the documents lie among the {keys} keys of a "
+                f"layer that is not causal and has {queries} queries; pass cu_seq_lens_q and cu_seq_lens_k"
+            )
+        return *whole, None
+    if queries == 1:
         return *whole, None
     # A cache, and positions that restart: the first document goes on from the cache, the others see only themselves.
     begin, _ = document_bounds(ids, step, None)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..packer import pack
+from .._modes import eval_mode
+from ..packer import Bins, pack
 from ..packing import Packing
 from . import transformers as hf
 
@@ -28,7 +29,8 @@ def embed(
     """Embeddings of tokenised documents (special tokens included), float32 [N, E], in their order, on the CPU.
 
     Args:
-        model: a transformers encoder with ``attn_implementation="packattn"``.
+        model: a transformers encoder with ``attn_implementation="packattn"``. It is run in eval mode, whatever its mode is
+            (dropout would give every call other embeddings); each module's mode is as before afterwards.
         documents: token ids of each document; none may be empty, nor longer than the model's positions.
         capacity: tokens of a packed row. The row may be longer than the model's positions: they restart.
         pooling: "mean" over the tokens of a document, or its first token ("cls").
@@ -52,7 +54,19 @@ def embed(
     limit = capacity if longest is None else min(capacity, longest - first)
     for number in np.flatnonzero((lengths == 0) | (lengths > limit)):
         raise ValueError(f"embed: documents must have 1 to {limit} tokens, document {number} has {lengths[number]}")
-    bins = pack(lengths, capacity)
+    with eval_mode(model):
+        return _embed(model, documents, pack(lengths, capacity), first, pooling, normalize, progress)
+
+
+def _embed(
+    model: Any,
+    documents: Sequence[Sequence[int]],
+    bins: Bins,
+    first: int,
+    pooling: str,
+    normalize: bool,
+    progress: Callable[[int, int], None] | None,
+) -> Tensor:
     result: Tensor | None = None
     for done, row in enumerate(bins):
         items = [item for item, _, _ in row]

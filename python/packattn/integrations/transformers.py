@@ -24,8 +24,8 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any, TypeGuard
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import transformers
@@ -35,15 +35,11 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .. import _library, checks
-from ..packing import Packing
 from . import _hf_ranges
+from ._hf_prepare import first_position, prepare
 from ._hf_ranges import Documents, Ranges, Shape
 
-__all__ = ["attention", "mask", "prepare", "register", "unregister"]
-
-_CU_Q = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens", "cu_seqlens")
-_CU_K = ("cu_seq_lens_k", "cu_seqlens_k")
-_SEGMENTS = ("seq_idx", "segment_ids")
+__all__ = ["attention", "first_position", "mask", "prepare", "register", "unregister"]
 
 _replaced: dict[str, tuple[Any, Any]] = {}
 
@@ -106,116 +102,6 @@ def _check_version() -> None:
         raise ImportError(f"packattn needs transformers >= 5.20, found {transformers.__version__}")
 
 
-def prepare(model: torch.nn.Module) -> Callable[[], None]:
-    """Makes every way of naming documents work for this model, by a forward pre-hook that fills in the others.
-
-    Needed for models that do not hand ``position_ids`` on to their layers (encoders such as BERT and ModernBERT, Llama
-    4 with a cache), for a 2-D attention_mask that numbers the documents (1, 1, 2, 2, 0: 0 is padding) without positions,
-    and to make positions restart where only ``cu_seq_lens_q``, ``seq_idx`` or ``packing`` are passed.
-
-    The hook adds ``segment_ids`` (from a mask with ids, or from positions) and ``position_ids`` (from the documents)
-    where they are missing. To hybrid models it also passes ``seq_idx`` and ``cu_seq_lens_q`` and ``cu_seq_lens_k``, by
-    which their linear attention, convolution and state space layers keep documents apart, or say what they need to do
-    so. Calls with a cache are left alone. It looks at the values of an integer mask (and, for hybrid models, counts the
-    documents), so it waits for the device once per call. Positions begin where the model's own do (RoBERTa and its kin
-    count from ``pad_token_id + 1``). Wrappers (PEFT, DistributedDataParallel, torch.compile) may be passed as well.
-
-    Returns:
-        a function that takes the hook off again.
-
-    Raises:
-        TypeError: the model's forward does not take keyword arguments for its layers.
-    """
-    inner = _unwrapped(model)
-    parameters = inspect.signature(inner.forward).parameters
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        raise TypeError(
-            f"prepare: {type(inner).__name__}.forward must pass keyword arguments (**kwargs) on to its layers, it takes "
-            + ", ".join(parameters)
-        )
-    takes_positions = "position_ids" in parameters
-    hybrid, first = _is_hybrid(inner), first_position(inner)
-    # What the arguments are that come without a name; a wrapper may have its own order, or none.
-    names = _positional(inspect.signature(model.forward).parameters) or _positional(parameters)
-
-    def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = args[len(names) :], {**dict(zip(names, args, strict=False)), **kwargs}
-        if kwargs.get("cache") is not None or kwargs.get("past_key_values") is not None:
-            return None
-        tokens = next((x for x in (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args) if x is not None), None)
-        if not isinstance(tokens, Tensor):
-            return None
-        size = tuple(tokens.shape[:2])
-        named = _documents(kwargs)
-        known: Packing | None = None
-        given = kwargs.get("attention_mask")
-        if named.packing is not None:
-            known = named.packing
-        elif named.cu_q is not None:
-            known = Packing.from_cu_seqlens(named.cu_q, total=size[0] * size[1])
-        elif named.segment_ids is not None:
-            known = Packing.from_segment_ids(named.segment_ids)
-        elif _holds_ids(given):
-            known = Packing.from_attention_mask(given)
-            real = given != 0
-            ones = bool(real.all())  # a mask of ones would say that every row is one document
-            kwargs = {**kwargs, "attention_mask": None if ones else real.to(given.dtype), "segment_ids": given}
-        elif named.position_ids is not None and named.position_ids.dim() == 2:
-            known = Packing.from_position_ids(named.position_ids.expand(size))
-            kwargs = {**kwargs, "segment_ids": known.segment_ids.view(size)}
-        if known is None:
-            return args, kwargs
-        if takes_positions and named.position_ids is None:
-            kwargs = {**kwargs, "position_ids": known.position_ids.view(size) + first}
-        if hybrid and known.num_documents > 1:
-            cu, longest = known.cu_seqlens, int(known.lengths.max())
-            kwargs = {"seq_idx": known.segment_ids.view(size), "cu_seq_lens_q": cu, "cu_seq_lens_k": cu, **kwargs}
-            kwargs = {"max_length_q": longest, "max_length_k": longest, **kwargs}
-        return args, kwargs
-
-    return model.register_forward_pre_hook(before, with_kwargs=True).remove
-
-
-def _unwrapped(model: Any) -> Any:
-    """The model inside PEFT, DistributedDataParallel and torch.compile."""
-    while not isinstance(model, transformers.PreTrainedModel):
-        if callable(getattr(model, "get_base_model", None)):  # PEFT
-            inside = model.get_base_model()
-        else:
-            inside = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
-        if not isinstance(inside, torch.nn.Module) or inside is model:
-            break
-        model = inside
-    return model
-
-
-def _positional(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
-    return [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
-
-
-def first_position(model: torch.nn.Module) -> int:
-    """The position of a document's first token: 0, or ``padding_idx + 1`` where positions up to that are padding's
-    (RoBERTa, XLM-R, ESM)."""
-    for module in model.modules():
-        table = getattr(module, "position_embeddings", None)
-        if isinstance(table, torch.nn.Embedding) and table.padding_idx is not None:
-            return table.padding_idx + 1
-    return 0
-
-
-def _is_hybrid(model: Any) -> bool:
-    """Whether some layers are no softmax attention, as far as the config says."""
-    config = model.config.get_text_config() if hasattr(model, "config") else None
-    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
-    return any(kind not in ("full_attention", "sliding_attention", "chunked_attention", "attention") for kind in kinds)
-
-
-def _holds_ids(mask: Any) -> TypeGuard[Tensor]:
-    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.dtype not in (torch.int32, torch.int64):
-        return False
-    return checks.has_values(mask) and mask.numel() > 0 and int(mask.max()) > 1
-
-
 # ---- the mask builder ------------------------------------------------------------------------------------------
 
 
@@ -243,7 +129,7 @@ def mask(
         ValueError: the model computes attention on its own (BLOOM), and would take None for "every key is visible".
     """
     kind: Any = type(config)
-    if config is not None and not torch.compiler.is_compiling() and not _asks_the_registry(kind):
+    if config is not None and not _asks_the_registry(kind):
         raise ValueError(
             f"packattn: models of {kind.__name__} compute attention on their own and would not call packattn; use "
             'attn_implementation="eager" for this model, without packed rows'
@@ -301,6 +187,7 @@ def mask(
                 place = row + q_offset - padding
                 lo = place - place.remainder(chunk) + padding - kv_offset
         elif bidirectional:  # encoders count the neighbours on either side
+            flags |= _hf_ranges.WINDOW
             lo, hi = diagonal - local_size, diagonal + local_size + 1
         else:
             lo = diagonal - (local_size - 1)
@@ -316,10 +203,15 @@ def mask(
     return _hf_ranges.pack_range_mask(lo, torch.maximum(lo, hi), begin, real, offset, chunk, flags)
 
 
-@functools.cache
+@torch.compiler.assume_constant_result
 def _asks_the_registry(config: type) -> bool:
     """Whether the models of a config look their attention function up. transformers lets a model be built with any
     registered name, also one that never does so. Judged by the source of its module; True where there is none."""
+    return _source_asks_the_registry(config)
+
+
+@functools.cache
+def _source_asks_the_registry(config: type) -> bool:
     if config not in transformers.MODEL_MAPPING:
         return True
     found = transformers.MODEL_MAPPING[config]
@@ -399,9 +291,17 @@ def attention(
 
     Raises:
         ValueError: what cannot be honoured: position_bias, dropout > 0, output_attentions, head masks, a choice of keys
-            (sparse attention), sinks per token, and boundaries that do not fit the queries.
+            (sparse attention), sinks per token, boundaries that do not fit the queries, and documents in cross-attention:
+            a model tells all of its layers about the documents of one side only.
     """
     _refuse(module, dropout, position_bias, kwargs)
+    documents = Documents.of(kwargs)
+    across = _meets_another_sequence(module)
+    dense = attention_mask is not None and attention_mask.dim() == 4 and attention_mask.dtype != torch.int32
+    if across and not (across == "is" and dense):  # a 4-D mask of the caller's says which keys are seen
+        _refuse_documents(module, documents)
+    if across == "is":
+        documents = Documents()
     batch, heads, queries, _ = query.shape
     if key.shape[0] != batch:
         raise ValueError(f"packattn: query and key must have the same batch size, got {batch} and {key.shape[0]}")
@@ -409,7 +309,7 @@ def attention(
     causal = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
     window = sliding_window - 1 if sliding_window else -1  # configs say None or 0 for no window
     shape = Shape(batch, queries, keys, causal, window)
-    ranges = _ranges(module, shape, attention_mask, _documents(kwargs), query.device, bool(kwargs.get("use_cache")))
+    ranges = _ranges(module, shape, attention_mask, documents, query.device, bool(kwargs.get("use_cache")))
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     if ranges.order is not None:
         k, v = k.index_select(0, ranges.order), v.index_select(0, ranges.order)
@@ -448,28 +348,34 @@ def _refuse(module: torch.nn.Module, dropout: float, position_bias: Tensor | Non
             )
 
 
-def _documents(kwargs: dict[str, Any]) -> Documents:
-    packing = kwargs.get("packing")
-    if packing is not None and not isinstance(packing, Packing):
-        raise TypeError(f"packattn: packing must be a packattn.Packing, got {type(packing).__name__}")
-    return Documents(
-        packing,
-        _first(kwargs, _CU_Q),
-        _first(kwargs, _CU_K),
-        _first(kwargs, _SEGMENTS),
-        _first(kwargs, ("position_ids",)),
-    )
+def _meets_another_sequence(module: torch.nn.Module) -> str:
+    """ "is" for a layer that attends to another sequence than its own, "has" for the other layers of a decoder that has
+    such ones, as far as classes, flags and configs say; otherwise ""."""
+    config, causal = getattr(module, "config", None), bool(getattr(module, "is_causal", True))
+    both = bool(getattr(config, "is_encoder_decoder", False))
+    if "CrossAttention" in type(module).__name__ or getattr(module, "is_cross_attention", False):
+        return "is"
+    if causal:
+        decoder = both or any(getattr(config, n, None) for n in ("add_cross_attention", "cross_attention_hidden_size"))
+        return "has" if decoder else ""
+    if hasattr(module, "is_decoder"):  # BART and its kin: one class for all three uses
+        return "is" if module.is_decoder else ""
+    return "is" if both and not any(part in type(module).__name__ for part in ("Self", "Encoder")) else ""
 
 
-def _first(kwargs: dict[str, Any], names: tuple[str, ...]) -> Tensor | None:
-    for name in names:
-        value = kwargs.get(name)
-        if value is None:
-            continue
-        if not isinstance(value, Tensor):
-            raise TypeError(f"packattn: {name} must be a tensor, got {type(value).__name__}")
-        return value
-    return None
+def _refuse_documents(module: torch.nn.Module, documents: Documents) -> None:
+    """Several documents in a row whose cross-attention would see all of the other sequence from each of them."""
+    told, positions = documents.name(), documents.position_ids
+    if told == "position_ids" and positions is not None:
+        if positions.dim() > 2 or positions.shape[-1] < 2 or not _hf_ranges.restarts(positions):
+            return
+        told = "position_ids that restart"
+    if told != "attention_mask":
+        raise ValueError(
+            f"packattn: {type(module).__name__} belongs to a model with cross-attention, where {told} cannot be honoured: it "
+            "says nothing about where the documents lie in the other sequence; give each document a row of its own and leave "
+            "it out"
+        )
 
 
 # ---- once per forward, not once per layer ----------------------------------------------------------------------

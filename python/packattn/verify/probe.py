@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from .._modes import eval_mode
 from ..packing import Packing
 from .probe_report import ProbeLeak, ProbeReport
 from .report import RowNames, difference, dtype_name, magnitude, rows_moved, spans_of
@@ -367,17 +368,9 @@ def _find_embedding(model: Any) -> torch.nn.Module | None:
 @contextlib.contextmanager
 def _quiet(model: Any, device: torch.device) -> Iterator[None]:
     """Eval mode and torch's random state, both as they were afterwards."""
-    modes = [(module, module.training) for module in model.modules()] if isinstance(model, torch.nn.Module) else []
     devices = [device] if device.type in ("cuda", "xpu") else []
-    with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
-        try:
-            if modes:
-                model.eval()
-            yield
-        finally:
-            # Each module's own flag: train(True) on the whole would thaw what the user had put in eval mode.
-            for module, training in modes:
-                module.training = training
+    with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"), eval_mode(model):
+        yield
 
 
 def _gradients(
