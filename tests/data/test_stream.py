@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import packattn
 from packattn.data import StreamPacker
 
 
@@ -90,6 +91,64 @@ def test_stop_and_go_on_anywhere(
         assert taken + list(later) == whole
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(0, 16), max_size=60),
+    st.integers(1, 20),
+    st.integers(1, 5),
+    st.sampled_from([{}, {"seed": 1}, {"keep_order": True}]),
+    st.booleans(),
+)
+def test_a_rank_has_nothing_only_where_nothing_is_left(
+    sizes: list[int], window: int, ranks: int, options: dict[str, Any], drop_last: bool
+) -> None:
+    docs = [[number] * n for number, n in enumerate(sizes)]
+    found = [
+        list(StreamPacker(docs, 16, window=window, rank=r, world_size=ranks, drop_last=drop_last, **options))
+        for r in range(ranks)
+    ]
+    assert len({len(bins) for bins in found}) == 1
+    steps = list(zip(*found, strict=True))
+    filled = [[sum(1 for d in one if d) for one in step] for step in steps]
+    for counts in filled[:-1]:
+        assert min(counts) > 0, "only the last step may have nothing for a rank"
+    lost = sum(1 for d in docs if d) - sum(map(sum, filled))
+    if drop_last:
+        assert not any(one == [] for step in steps for one in step)
+        assert 0 <= lost < ranks
+        return
+    assert lost == 0
+    if filled and min(filled[-1]) == 0:  # no rank has a document to spare, nor had the step before
+        assert max(filled[-1]) <= 1
+        if "seed" not in options:  # which shuffles the steps before
+            assert sum(map(sum, filled[-2:])) < 2 * ranks
+
+
+def test_the_end_of_a_stream() -> None:
+    """Five documents that fill a bin each, on four ranks; and ones of which two fit into a bin."""
+
+    def steps(docs: list[list[int]], **options: Any) -> list[list[int]]:
+        found = [list(StreamPacker(docs, 4, rank=r, world_size=4, **options)) for r in range(4)]
+        return [[len(one) for one in step] for step in zip(*found, strict=True)]
+
+    full = [[n] * 4 for n in range(5)]
+    assert steps(full) == steps(full, keep_order=True) == [[1, 1, 1, 1], [1, 0, 0, 0]]
+    assert steps(full, drop_last=True) == [[1, 1, 1, 1]]
+    half = [[n] * 2 for n in range(9)]
+    for options in ({}, {"keep_order": True}, {"drop_last": True}):
+        assert sorted(sum(one) for one in zip(*steps(half, **options), strict=True)) == [2, 2, 2, 3]
+        assert all(min(step) > 0 for step in steps(half, **options))
+    assert steps([[1]]) == [[1, 0, 0, 0]]
+    assert steps([]) == []
+
+
+def test_a_rank_with_nothing_can_take_the_step() -> None:
+    batch = packattn.PackedCollator(pad_token_id=7)([])
+    assert batch["input_ids"].tolist() == [[7]] and batch["labels"].tolist() == [[-100]]
+    packing = packattn.Packing.from_cu_seqlens(batch["cu_seq_lens_q"])
+    assert packattn.loss_weights(batch["labels"], packing).sum() == 0
+
+
 def test_workers() -> None:
     docs = documents(200)
     whole = list(StreamPacker(docs, 64, window=50))
@@ -109,8 +168,10 @@ def test_refusals() -> None:
     state = StreamPacker([], 4).state_dict()
     with pytest.raises(ValueError, match="taken with capacity = 4, this one has 5"):
         StreamPacker([], 5).load_state_dict(state)
-    with pytest.raises(ValueError, match="must be of version 1, got 2"):
-        StreamPacker([], 4).load_state_dict({**state, "version": 2})
+    with pytest.raises(ValueError, match="must be of version 2, got 3"):
+        StreamPacker([], 4).load_state_dict({**state, "version": 3})
+    with pytest.raises(ValueError, match="it lacks carry, drop_last"):
+        StreamPacker([], 4).load_state_dict({k: v for k, v in state.items() if k not in ("carry", "drop_last")})
     short = StreamPacker(Stream([[1]]), 4)
     short.load_state_dict({**state, "next": 3})
     with pytest.raises(ValueError, match="ended after 1 documents, but the state says that 3"):

@@ -19,7 +19,9 @@ class PackedCollator:
     The batch holds ``input_ids``, ``labels``, ``position_ids`` (int64 [1, T]), ``seq_idx`` (int32 [1, T]),
     ``cu_seq_lens_q`` and ``cu_seq_lens_k`` (int32 [N + 1]) and ``max_length_q`` and ``max_length_k`` (int): models
     take what they know. There is no attention_mask: one of ones would tell other implementations that the row is one
-    document. The first label of every document is ``ignore_index``, because the model shifts labels.
+    document. The first label of every document is ``ignore_index``, because the model shifts labels. A batch of no tokens
+    (a rank for which :class:`StreamPacker` has nothing left) is a row of one token of padding, or as many as it is padded to.
+    It has no label to train: weigh its loss with :func:`packattn.loss_weights`, the mean over no token is NaN.
 
     Args:
         pad_token_id: token of the padding tail.
@@ -78,7 +80,7 @@ class PackedCollator:
 
     def _batch(self, tokens: list[int], labels: list[int], lengths: list[int]) -> dict[str, Any]:
         used = len(tokens)
-        total = used
+        total = max(used, 1)  # models do not take rows of no tokens
         if self.length is not None:
             if used > self.length:
                 raise ValueError(

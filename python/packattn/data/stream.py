@@ -11,7 +11,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ..packer import pack
 
-_VERSION = 1
+_VERSION = 2
+_SETTINGS = ("capacity", "window", "keep_order", "seed", "drop_last", "world_size")
 
 
 class StreamPacker(IterableDataset[list[Any]]):
@@ -19,9 +20,13 @@ class StreamPacker(IterableDataset[list[Any]]):
 
     Every rank reads the same stream, ``window`` documents at a time, packs them in the same way and takes one bin of
     every step. Bins of one step have like attention cost (the sum of squared lengths), so that ranks wait little for each
-    other. What does not fill a step goes on into the next window; at the end the rest is spread over the ranks. Every
-    document is yielded by exactly one rank, exactly once, and every rank yields equally often; where the stream ends, a
-    rank may get an empty list if there are fewer documents than ranks.
+    other. What does not fill a step, and one step more, goes on into the next window; at the end the rest is spread over
+    the ranks. Every document is yielded by exactly one rank, exactly once, and every rank yields equally often.
+
+    Every rank has documents in every step, but for the last one of an epoch, where there may be too few: five documents
+    that fill a bin each, on four ranks, make one step of four and one in which three ranks yield an empty list. Such a
+    rank has nothing to train but must take the step with the others; :class:`PackedCollator` makes a row of padding of
+    it, with no label to train. ``drop_last`` leaves that step out on all ranks instead.
 
     Args:
         source: documents, in an order that is the same every time it is iterated (a list, a Dataset, a shuffled
@@ -31,6 +36,7 @@ class StreamPacker(IterableDataset[list[Any]]):
         keep_order: documents in the order of the stream: bin after bin, rank after rank ("next_fit"). Otherwise best fit
             decreasing.
         seed: shuffle: a source with ``__getitem__`` as a whole, differently in each epoch; any source within a window.
+        drop_last: leave out the last step of an epoch if it has nothing for some rank (fewer documents than ranks go).
         rank, world_size: which bins are yielded; by default those of torch.distributed if it is initialised.
         length: tokens of a document; by default ``len(document["input_ids"])``, or ``len(document)``.
 
@@ -49,6 +55,7 @@ class StreamPacker(IterableDataset[list[Any]]):
         window: int = 1024,
         keep_order: bool = False,
         seed: int | None = None,
+        drop_last: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
         length: Callable[[Any], int] | None = None,
@@ -66,7 +73,7 @@ class StreamPacker(IterableDataset[list[Any]]):
         if keep_order and seed is not None:
             raise ValueError("StreamPacker: keep_order and seed exclude each other")
         self.source, self.capacity, self.window, self.keep_order, self.seed = source, capacity, window, keep_order, seed
-        self.rank, self.world_size = rank, world_size
+        self.drop_last, self.rank, self.world_size = drop_last, rank, world_size
         self.length = _length if length is None else length
         self._state = self._fresh(0)
 
@@ -82,15 +89,8 @@ class StreamPacker(IterableDataset[list[Any]]):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iteration is, after the last bin that was yielded: plain numbers, the same on every rank."""
-        return {
-            **self._state,
-            "carry": list(self._state["carry"]),
-            "capacity": self.capacity,
-            "window": self.window,
-            "keep_order": self.keep_order,
-            "seed": self.seed,
-            "world_size": self.world_size,
-        }
+        settings = {name: getattr(self, name) for name in _SETTINGS}
+        return {**self._state, "carry": list(self._state["carry"]), **settings}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where ``state_dict`` was taken, with the same source.
@@ -100,7 +100,10 @@ class StreamPacker(IterableDataset[list[Any]]):
         """
         if state.get("version") != _VERSION:
             raise ValueError(f"StreamPacker: state must be of version {_VERSION}, got {state.get('version')!r}")
-        for name in ("capacity", "window", "keep_order", "seed", "world_size"):
+        missing = [name for name in (*self._fresh(0), *_SETTINGS) if name not in state]
+        if missing:
+            raise ValueError(f"StreamPacker: state must be what state_dict() returns, it lacks {', '.join(missing)}")
+        for name in _SETTINGS:
             if state[name] != getattr(self, name):
                 raise ValueError(
                     f"StreamPacker: state was taken with {name} = {state[name]}, this one has {getattr(self, name)}"
@@ -177,11 +180,11 @@ class StreamPacker(IterableDataset[list[Any]]):
         packed = pack(sizes, self.capacity, algorithm, seed=seed)
         bins = [[places[item] for item, _, _ in one] for one in packed]
         costs = packed.costs.tolist()
-        whole = len(bins) // self.world_size * self.world_size
+        ranks = self.world_size
+        # One step is always held back: the last bin may still take what comes, and where the stream ends there are
+        # documents for every rank.
+        whole = len(bins) // ranks * ranks if last else max(len(bins) // ranks - 1, 0) * ranks
         if self.keep_order:
-            # The last bin may still take what comes; so may the step that is not full.
-            if not last and whole == len(bins):
-                whole -= self.world_size
             order = list(range(len(bins)))
         else:
             # The emptiest bins are left over, because the next window can fill them.
@@ -189,22 +192,54 @@ class StreamPacker(IterableDataset[list[Any]]):
             kept = sorted(range(len(bins)), key=lambda b: (-tokens[b], b))[:whole]
             kept.sort(key=lambda b: (-costs[b], b))
             order = [*kept, *sorted(set(range(len(bins))) - set(kept))]
-        steps = [[bins[b] for b in order[i : i + self.world_size]] for i in range(0, whole, self.world_size)]
+        steps = [[bins[b] for b in order[i : i + ranks]] for i in range(0, whole, ranks)]
+        rest = [bins[b] for b in order[whole:]]
+        if last and rest:
+            steps = self._end(steps, rest, dict(zip(places, sizes, strict=True)))
         if not self.keep_order and seed is not None:
-            np.random.RandomState(seed).shuffle(steps)
-        rest = sorted(place for b in order[whole:] for place in bins[b])
-        if not last or not rest:
-            return steps, rest
-        spread = [bins[b] for b in order[whole:]]
+            # The last step stays the last: it is the one in which ranks may have nothing.
+            head = steps[:-1] if last else steps
+            np.random.RandomState(seed).shuffle(head)
+            steps = [*head, *steps[len(head) :]]
+        return steps, [] if last else sorted(place for one in rest for place in one)
+
+    def _end(self, steps: list[list[list[int]]], rest: list[list[int]], size: dict[int, int]) -> list[list[list[int]]]:
+        """The last bins, fewer than ranks, as a step with something for every rank, if need be together with the step
+        before (in which a document is taken from a rank that has several)."""
+        ranks = self.world_size
         if not self.keep_order:
             try:
-                sizes = [self.length(documents[place]) for place in rest]
-                spare = pack(sizes, self.capacity, "balanced", num_bins=self.world_size)
-                spread = [[rest[item] for item, _, _ in one] for one in spare]
+                items = [place for one in rest for place in one]
+                spare = pack([size[place] for place in items], self.capacity, "balanced", num_bins=ranks)
+                rest = [[items[item] for item, _, _ in one] for one in spare if len(one)]
             except ValueError:  # tight: equal costs do not fit into that many bins, but the bins as they are do
                 pass
-        steps.append([*spread, *([] for _ in range(self.world_size - len(spread)))])
-        return steps, []
+        last = self._divide(rest, ranks, size)
+        if len(last) < ranks and steps:
+            both = self._divide([*steps[-1], *last], 2 * ranks, size)
+            if len(both) == 2 * ranks:
+                if not self.keep_order:
+                    both.sort(key=lambda one: -sum(size[place] ** 2 for place in one))
+                return [*steps[:-1], both[:ranks], both[ranks:]]
+        if len(last) < ranks and self.drop_last:
+            return steps
+        return [*steps, [*last, *([] for _ in range(ranks - len(last)))]]
+
+    def _divide(self, bins: list[list[int]], wanted: int, size: dict[int, int]) -> list[list[int]]:
+        """As many bins as wanted, as far as there are documents (that have tokens) for them; in the same order."""
+        bins = list(bins)
+
+        def filled(one: list[int]) -> list[int]:
+            return [n for n, place in enumerate(one) if size[place]]
+
+        while len(bins) < wanted:
+            most = max(range(len(bins)), key=lambda b: len(filled(bins[b])))
+            one, inside = bins[most], filled(bins[most])
+            if len(inside) < 2:
+                break
+            cut = inside[len(inside) // 2]
+            bins[most : most + 1] = [one[:cut], one[cut:]]
+        return bins
 
 
 def _length(document: Any) -> int:
