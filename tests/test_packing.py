@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import pickle
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -274,10 +275,49 @@ def test_to() -> None:
 
 
 def test_repr_says_what_it_holds() -> None:
-    text = repr(Packing.from_lengths([3, 2], total=6))
-    assert "2 documents" in text and "6 tokens" in text and len(text) < 300
-    assert len(repr(Packing.from_lengths([1] * 1000))) < 300
-    assert "Packing" in repr(Packing.from_lengths([3]).to("meta"))
+    assert repr(Packing.from_lengths([3, 2], total=6)) == (
+        "Packing(2 documents, 6 tokens, 1 of them padding; lengths 3, 2)"
+    )
+    assert repr(Packing.from_lengths([1])) == "Packing(1 document, 1 token; lengths 1)"
+    assert repr(Packing.from_lengths([])) == "Packing(0 documents, 0 tokens)"
+    many = repr(Packing.from_lengths([1] * 999 + [7]))
+    assert many == "Packing(1000 documents, 1006 tokens; lengths 1, 1, 1, 1, 1, 1, 1, 1, ... (longest 7))"
+    assert repr(Packing.from_lengths([3]).to("meta")) == "Packing(<traced>)"
+
+
+def html_of(packing: Packing) -> tuple[str, list[ElementTree.Element]]:
+    """The text of the notebook's table and the rectangles over the grey one; the markup must be well-formed."""
+    markup = packing._repr_html_()
+    assert markup is not None and len(markup) < 40_000
+    root = ElementTree.fromstring(markup)
+    rectangles = [e for e in root.iter() if e.tag.endswith("rect")]
+    return " ".join(root.itertext()), rectangles[1:]
+
+
+def test_notebook_shows_every_document() -> None:
+    text, found = html_of(Packing.from_segment_ids(torch.tensor([0, 1, 1, 0, 2, 2, 2, 2, 0, 0]), pad_id=0))
+    for word in (
+        "documents",
+        "2",
+        "10",
+        "4 (40.0%)",
+        "3.0",
+        "document 0: 2 tokens, from 1",
+        "document 1: 4 tokens, from 4",
+    ):
+        assert word in text, word
+    assert [(float(r.get("x")), float(r.get("width"))) for r in found] == [(72.0, 143.0), (288.0, 287.0)]
+    assert found[0].get("fill") != found[1].get("fill")
+
+
+def test_notebook_of_many_of_none_and_of_traced() -> None:
+    text, found = html_of(Packing.from_lengths([1, 2, 0, 3] * 5000, total=31_000))
+    assert "20,000 (5,000 empty)" in text and "31,000" in text and "1,000 (3.2%)" in text
+    assert len(found) == 240 - 8, "columns of padding stay grey"
+    assert html_of(Packing.from_lengths([]))[1] == []
+    assert html_of(Packing.from_lengths([0, 0]))[1] == []
+    assert len(html_of(Packing.from_lengths([1] * 160))[1]) == 160
+    assert Packing.from_lengths([3]).to("meta")._repr_html_() is None
 
 
 @pytest.mark.parametrize("name", FIELDS)

@@ -45,7 +45,7 @@ def test_mask_has_a_coloured_cell_where_a_key_is_seen(options, tmp_path):
     strip, axes = figure.axes
     image = image_of(axes)
     padding = packing.is_padding[:, None] | packing.is_padding
-    grey = (image - colour(plotting._PADDING)).abs().amax(-1) < 1e-6
+    grey = (image - colour(plotting.style.PADDING)).abs().amax(-1) < 1e-6
     assert torch.equal(~is_white(image) & ~grey, packattn.dense_mask(packing, **options))
     assert torch.equal(grey, padding)
     first, one = image[0, 0], image[4, 4]
@@ -92,7 +92,7 @@ def test_attention_report_is_drawn_expected_against_found(tmp_path):
         "found by gradients",
     ]
     assert torch.equal(~is_white(image_of(expected)), report.expected)
-    blue = (image_of(replaced) - colour(plotting._ALLOWED)).abs().amax(-1) < 1e-6
+    blue = (image_of(replaced) - colour(plotting.style.ALLOWED)).abs().amax(-1) < 1e-6
     assert torch.equal(blue, report.expected)
     assert torch.equal(~is_white(image_of(replaced)), torch.ones(5, 5).tril().bool())
     assert replaced.get_title().endswith(f"leak {report.influence.masked_fill(report.expected, 0).max():.3g}")
@@ -155,6 +155,56 @@ def test_matrices_nan_and_infinity(tmp_path):
             plotting.plot_influence(wrong)
     with pytest.raises(ValueError, match="expected must be bool"):
         plotting.plot_influence(matrix, expected=torch.ones(2, 2, dtype=torch.bool))
+
+
+LENGTHS = [5, 4, 3, 3, 9, 2, 0, 2, 1, 7]
+
+
+def bars(axes):
+    """(left edge, bottom, width, height) of every bar that has a height."""
+    found = [(p.get_x(), p.get_y(), p.get_width(), p.get_height()) for p in axes.patches]
+    return [bar for bar in found if bar[3]]
+
+
+def test_bins_show_their_documents_and_cost(tmp_path):
+    bins = packattn.pack(LENGTHS, 10)
+    figure = plotting.plot_bins(bins, title="rows")
+    top, bottom = figure.axes
+    grey, documents = bars(top)[: bins.num_bins], bars(top)[bins.num_bins :]
+    assert {bar[3] for bar in grey} == {10}
+    assert sorted(bar[3] for bar in documents) == sorted(n for n in LENGTHS if n)
+    ends = [sum(bar[3] for bar in documents if round(bar[0] + 0.45) == b) for b in range(bins.num_bins)]
+    assert ends == bins.tokens.tolist()
+    assert [bar[3] for bar in bars(bottom)] == bins.costs.tolist()
+    assert bottom.lines[0].get_ydata()[0] == bins.costs.mean()
+    assert (
+        f"10 documents in {bins.num_bins} rows of 10" in top.get_title() and f"{bins.fill:.2%} full" in top.get_title()
+    )
+    saved(figure, tmp_path / "bins.png")
+
+
+def test_many_bins_are_sorted_and_several_packings_side_by_side(tmp_path):
+    lengths = torch.randint(1, 50, (5000,), generator=torch.Generator().manual_seed(0)).tolist()
+    found = {name: packattn.pack(lengths, 64, name) for name in ("bfd", "next_fit")}
+    figure = plotting.plot_bins(found)
+    for axes, bins in zip(figure.axes[:2], found.values(), strict=True):
+        grey, full = [p for p in axes.patches[:512]], [p for p in axes.patches[512:]]
+        assert len(grey) == len(full) == 512
+        heights = [p.get_height() for p in full]
+        assert heights == sorted(heights, reverse=True) and axes.get_title().startswith(("bfd", "next_fit"))
+        area = sum(p.get_height() * p.get_width() for p in full)
+        assert abs(area - sum(lengths)) < 1e-6 * area, bins
+    saved(figure, tmp_path / "bins.png")
+
+
+def test_bins_that_cannot_be_drawn():
+    with pytest.raises(TypeError, match="what packattn.pack returns, got list"):
+        plotting.plot_bins([[1]])
+    with pytest.raises(ValueError, match="empty mapping"):
+        plotting.plot_bins({})
+    with pytest.raises(ValueError, match="at least one bin, got none in 'a'"):
+        plotting.plot_bins({"a": packattn.pack([], 4)})
+    plotting.plot_bins(packattn.pack([0, 0], 4))
 
 
 def test_draws_into_a_given_figure(tmp_path):

@@ -283,13 +283,21 @@ class Packing:
     def __repr__(self) -> str:
         if not checks.has_values(self.begin):
             return "Packing(<traced>)"
-        lengths = self.lengths.tolist()
-        shown = ", ".join(map(str, lengths[:8])) + (", ..." if len(lengths) > 8 else "")
-        padding = int(self.is_padding.sum())
-        return (
-            f"Packing({len(lengths)} documents, {self.total} tokens, {padding} of them padding; "
-            f"lengths [{shown}], device {self.device})"
-        )
+        lengths, padding = self.lengths.tolist(), int(self.is_padding.sum())
+        shown = ", ".join(map(str, lengths[:8])) + (f", ... (longest {max(lengths)})" if len(lengths) > 8 else "")
+        words = [
+            f"{len(lengths)} {'document' if len(lengths) == 1 else 'documents'}",
+            f"{self.total} {'token' if self.total == 1 else 'tokens'}"
+            + (f", {padding} of them padding" if padding else ""),
+        ]
+        tail = f"; lengths {shown}" if lengths else ""
+        return f"Packing({', '.join(words)}{tail}{'' if self.device.type == 'cpu' else f'; on {self.device}'})"
+
+    def _repr_html_(self) -> str | None:
+        """For notebooks: a table and a bar with the documents."""
+        from ._packing_html import packing_html
+
+        return packing_html(self) if checks.has_values(self.begin) else None
 
 
 def _room(ids: Tensor, max_segments: int | None) -> int | None:

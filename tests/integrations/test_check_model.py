@@ -12,7 +12,6 @@ import torch
 from families import FAMILIES, documents, roberta
 
 from packattn import cli, verify
-from packattn.verify import model as verify_model
 
 transformers = pytest.importorskip("transformers", minversion="5.20", reason="transformers >= 5.20 is not installed")
 pytest_plugins = ["packattn.verify.pytest_plugin"]
@@ -107,6 +106,143 @@ def test_positions_that_begin_later() -> None:
     assert report.passed, str(report)
 
 
+def test_every_config_gets_its_implementation_back() -> None:
+    """Towers may each have their own; a check that fails gives them back too."""
+    from families import COMMON
+
+    torch.manual_seed(0)
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlavaConfig(
+        text_config={"model_type": "llama", **COMMON},
+        vision_config={"model_type": "clip_vision_model", "image_size": 16, "patch_size": 8, **vision},
+        image_token_index=60,
+    )
+    config._attn_implementation = {"": "sdpa", "text_config": "eager", "vision_config": "sdpa"}
+    model = transformers.LlavaForConditionalGeneration(config)
+    before = {id(m): m.config._attn_implementation for m in model.modules() if hasattr(m, "config")}
+    assert set(before.values()) == {"eager", "sdpa"}
+    report = verify.check_model(
+        model, [d.clamp(max=59) for d in documents((5, 4))], implementations=("packattn", "sdpa")
+    )
+    assert all(row.passed for row in report.of("packattn")), str(report)
+    assert {id(m): m.config._attn_implementation for m in model.modules() if hasattr(m, "config")} == before
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verify.check_model(model, documents((5, 4)), implementations=("packattn",), progress=stop)
+    assert {id(m): m.config._attn_implementation for m in model.modules() if hasattr(m, "config")} == before
+
+
+def test_keys() -> None:
+    """Which query sees which key: causal and window inside documents, the leak of the whole row outside."""
+    model = FAMILIES["mistral"].build(num_hidden_layers=1)
+    report = verify.check_model(model, documents((7, 5, 1)), implementations=("sdpa", "packattn"), keys=True)
+    assert [(one.implementation, one.way) for one in report.keys] == [
+        ("sdpa", "position_ids, no cache"),
+        ("sdpa", "position_ids, default cache"),
+        ("packattn", "position_ids, no cache"),
+    ]
+    band = torch.ones(13, 13).tril().triu(-3).bool()  # a window of 4 tokens
+    inside = torch.block_diag(torch.ones(7, 7), torch.ones(5, 5), torch.ones(1, 1)).bool()
+    for one in report.keys:
+        assert one.documents == ((0, 7), (7, 12), (12, 13))
+        assert torch.equal(one.expected, band & inside)
+        leaking = one.way == "position_ids, default cache"
+        assert torch.equal(one.found != 0, band if leaking else band & inside)
+        assert one.leaks == (int((band & ~inside).sum()) if leaking else 0)
+        assert not ((one.found == 0) & one.required).any()
+    assert f"sdpa: position_ids, default cache: {report.keys[1].leaks} pairs of query and key see each other" in str(
+        report
+    )
+    stored = json.loads(json.dumps(report.to_dict()))["keys"]
+    assert stored[1]["found"] == report.keys[1].found.tolist() and stored[0]["leaks"] == 0
+    assert verify.check_model(model, documents((3, 2)), implementations=("packattn",)).keys == ()
+
+
+def test_keys_of_an_encoder_and_of_a_mixture_of_experts() -> None:
+    for name in ("bert", "gpt_oss"):
+        report = verify.check_model(FAMILIES[name].build(), documents((4, 3)), implementations=("packattn",), keys=True)
+        (one,) = report.keys
+        assert one.leaks == 0 and not ((one.found == 0) & one.required).any()
+        assert bool(one.expected.triu(1).any()) == (name == "bert")
+
+
+@pytest.mark.slow
+def test_flex_attention_is_tried() -> None:
+    """It compiles a kernel for every shape; where there is no compiler, or the model has none, the row says why."""
+    torch._dynamo.reset()
+    report = verify.check_model(FAMILIES["llama"].build(), documents((5, 4)), implementations=("flex_attention",))
+    found = verdicts(report, "flex_attention")
+    if found["position_ids, no cache"] == "not run":
+        assert report.rows[0].note, "the reason"
+        return
+    assert found["position_ids, no cache"] == found["two packed rows"] == "ok"
+    assert found["position_ids, default cache"] == found["seq_idx alone"] == "leaks"
+    encoder = verify.check_model(FAMILIES["bert"].build(), documents((5, 4)), implementations=("flex_attention",))
+    assert {row.verdict for row in encoder.rows} <= {"leaks", "differs", "not run"}
+    assert all(row.note for row in encoder.rows)
+
+
+def test_implementation_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here flex_attention without a compiler."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    def broken(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("No working C++ compiler found\nmore lines")
+
+    flex = ALL_ATTENTION_FUNCTIONS["flex_attention"]
+    transformers.AttentionInterface.register("flex_attention", broken)
+    try:
+        model = FAMILIES["llama"].build("sdpa")
+        report = verify.check_model(model, documents((5, 4)), implementations=("flex_attention", "packattn"))
+    finally:
+        transformers.AttentionInterface.register("flex_attention", flex)
+    assert {row.verdict for row in report.of("flex_attention")} == {"not run"}
+    assert "flex_attention was not run: RuntimeError: No working C++ compiler found" in str(report)
+    assert report.passed, "what ran"
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_every_failing_way_has_a_line_that_mends_it() -> None:
+    """And the line is true: called so, the same implementation passes, or packattn does."""
+    report = verify.check_model(
+        FAMILIES["llama"].build(), documents((5, 4)), implementations=("eager", "sdpa", "packattn")
+    )
+    failed = [row for row in report.rows if not row.passed]
+    assert failed and all(row.note for row in failed)
+    lines = report.failures()
+    for row in failed:
+        assert any(row.way in line and row.implementation in line and row.note in line for line in lines)
+    assert len(lines) == len({row.note for row in failed}), "what is mended alike stands on one line"
+    assert all("use_cache=False" in line for line in lines)
+    assert next(row for row in report.of("sdpa") if row.way == "position_ids, no cache").passed
+
+
+def test_picture_of_a_report(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from packattn import plotting
+
+    model = FAMILIES["llama"].build()
+    report = verify.check_model(model, documents((5, 4)), implementations=("eager", "nonsense", "packattn"), keys=True)
+    figure = plotting.plot_check(report)
+    table = figure.subfigs[0].axes[0]
+    words = [text.get_text() for text in table.texts]
+    assert words.count("not run") == 10 and words.count("ok") == 14
+    assert f"leaks {report.rows[1].leak:.3g}" in words
+    titles = [axes.get_title() for axes in figure.subfigs[1].axes if axes.get_title()]
+    assert [title.split("\n")[0] for title in titles] == ["expected", "eager", "eager", "packattn"]
+    assert "leak exactly 0" in titles[1] and "leak exactly 0" in titles[3]
+    worst = report.keys[1]
+    assert f"leak {worst.found.masked_fill(worst.expected, 0).max():.3g}" in titles[2]
+    figure.savefig(tmp_path / "check.png")
+    without = verify.check_model(model, documents((5, 4)), implementations=("packattn",))
+    assert len(plotting.plot_check(without).axes) == 1
+    with pytest.raises(TypeError, match="what check_model returns, got list"):
+        plotting.plot_check([])
+
+
 def test_wrong_arguments() -> None:
     with pytest.raises(TypeError, match="must be a transformers PreTrainedModel, got Linear"):
         verify.check_model(torch.nn.Linear(2, 2))
@@ -140,6 +276,8 @@ def test_command_line_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         (["--random", "nonsense"], "got 'nonsense'"),
         (["./not/there"], "./not/there does not exist"),
         (["./not/there.gguf"], "./not/there.gguf does not exist"),
+        (["--random", "llama", "--device", "nonsense"], "nonsense"),
+        (["--random", "llama", "--picture", "check.nonsense"], "must end with one of"),
     ],
 )
 def test_command_line_refusals(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
@@ -181,7 +319,7 @@ def test_smollm2(smol: Any) -> None:
     for row in report.of("packattn"):
         assert row.leak == 0, row.way
         assert row.error < 1e-3, row.way
-    assert len(report.rows) == 3 * len(verify_model.WAYS)
+    assert len(report.rows) == 3 * len(verify.WAYS)
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""The `packattn` command. Each subcommand is a module with `SUMMARY`, `add_arguments(parser)` and `run(args) -> int`."""
+"""The `packattn` command. Each subcommand is a module with `SUMMARY`, `add_arguments(parser)` and `run(args) -> int`, and
+`EXAMPLES` if it has any: lines of a command, two or more spaces, and what it does."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import argparse
 import importlib
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 
 import packattn
@@ -15,6 +17,7 @@ COMMANDS = {
     "info": "packattn.cli.info",
     "demo": "packattn.cli.demo",
     "check": "packattn.cli.check",
+    "plot": "packattn.cli.plot",
 }
 
 
@@ -27,8 +30,13 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     for name, module_name in COMMANDS.items():
         module = importlib.import_module(module_name)
+        examples = getattr(module, "EXAMPLES", "")
         command = commands.add_parser(
-            name, help=module.SUMMARY, description=(module.__doc__ or "").strip().split("\n\n")[0]
+            name,
+            help=module.SUMMARY,
+            description=(module.__doc__ or "").strip().split("\n\n")[0],
+            epilog=f"examples:\n{textwrap.indent(examples, '  ')}" if examples else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter if examples else argparse.HelpFormatter,
         )
         module.add_arguments(command)
         command.set_defaults(run=module.run)

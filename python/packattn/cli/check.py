@@ -12,15 +12,18 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from packattn.cli import pictures
 from packattn.cli.progress import Progress
 
-if TYPE_CHECKING:
-    from packattn.verify.model import ModelReport
-
+EXAMPLES = """\
+packattn check --random llama                      a small random model, all implementations
+packattn check ./model --attn sdpa,packattn        a folder
+packattn check model.gguf --picture check.png      a GGUF file, and a picture of which query sees which key
+"""
 SUMMARY = "how a transformers model packs: leaks, positions, packed against unpacked"
 
 # Sizes of a small random model, for every name that a family's config may use.
@@ -59,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--attn",
         metavar="NAMES",
+        type=_names,
         help="attention implementations, by commas (default: eager,sdpa,flex_attention,packattn)",
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
@@ -67,38 +71,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the random model and the documents")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument(
-        "--picture", metavar="FILE", help="draw leak and verdict of every way into FILE (png, svg, pdf)"
+        "--picture",
+        type=pictures.output_file,
+        metavar="FILE",
+        help="draw the verdict of every way, and which query sees which key, into FILE (png, svg, pdf); takes a forward "
+        "per token and implementation",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    from packattn.verify import model as verify_model
-
     if (args.model is None) == (args.random is None):
         print("packattn check: give a MODEL or --random ARCH, and only one of them", file=sys.stderr)
         return 2
     try:
         if args.picture:  # before minutes of work, not after them
-            import matplotlib.figure  # noqa: F401
+            pictures.check(args.picture)
         model = random_model(args.random, args.seed) if args.random else load(args.model)
+        model = model.to(device=args.device, dtype=getattr(torch, args.dtype))
     except Exception as error:  # noqa: BLE001  (transformers raises many kinds for a model that it cannot load)
         print(f"packattn check: {error}", file=sys.stderr)
         return 2
-    model = model.to(device=args.device, dtype=getattr(torch, args.dtype))
-    names = tuple(args.attn.split(",")) if args.attn else verify_model.IMPLEMENTATIONS
-    total = len(names) * len(verify_model.WAYS)
-    bar = None if args.json else Progress(total, "calls")
-    report = verify_model.check_model(
+    from packattn.verify.model import IMPLEMENTATIONS, check_model
+    from packattn.verify.ways import WAYS
+
+    names = args.attn or IMPLEMENTATIONS
+    bar = None if args.json else Progress(len(names) * len(WAYS), "calls")
+
+    def advance(done: int, total: int) -> None:
+        while bar is not None and bar.done < done:
+            bar.advance()
+
+    report = check_model(
         model,
         implementations=names,
         tolerance=args.tolerance,
         seed=args.seed,
-        progress=None if bar is None else lambda done, total: bar.advance(),
+        keys=args.picture is not None,
+        progress=advance,
     )
-    if args.picture:
-        picture(report, args.picture)
     print(json.dumps(report.to_dict(), indent=2) if args.json else f"\n{report}")
+    if args.picture:
+        from packattn import plotting
+
+        pictures.save(plotting.plot_check(report), args.picture, quiet=args.json)
     return 0 if report.passed else 1
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise argparse.ArgumentTypeError(f"wanted names of attention implementations, by commas, got {text!r}")
+    return names
 
 
 def load(name: str) -> Any:
@@ -149,35 +172,3 @@ def random_model(architecture: str, seed: int) -> Any:
         with contextlib.suppress(ValueError):  # this head is not made for this type
             return auto.from_config(config, attn_implementation="eager")
     raise ValueError(f"--random: transformers has no model for the type {architecture!r}")
-
-
-def picture(report: ModelReport, file: str) -> None:
-    """A table of cells, one for every implementation and way: blue keeps documents apart, orange leaks or differs, grey
-    was not run; with the size of the leak in it."""
-    from matplotlib.figure import Figure
-
-    names = list(dict.fromkeys(row.implementation for row in report.rows))
-    ways = list(dict.fromkeys(row.way for row in report.rows))
-    colors = {"ok": "#9ecae1", "rounding": "#9ecae1", "leaks": "#fd8d3c", "differs": "#fdd0a2", "not run": "#eeeeee"}
-    figure = Figure(figsize=(2.2 + 1.5 * len(names), 1.2 + 0.42 * len(ways)), layout="constrained")
-    axes = figure.subplots()
-    for row in report.rows:
-        x, y = names.index(row.implementation), ways.index(row.way)
-        axes.add_patch(_cell(x, y, colors[row.verdict]))
-        text = row.verdict if row.verdict != "leaks" else f"leaks {row.leak:.3g}"
-        axes.text(x, y, text, ha="center", va="center", fontsize=8)
-    axes.set_xlim(-0.5, len(names) - 0.5)
-    axes.set_ylim(len(ways) - 0.5, -0.5)
-    axes.set_xticks(range(len(names)), names)
-    axes.set_yticks(range(len(ways)), ways)
-    axes.tick_params(length=0, labelsize=8)
-    axes.set_title(f"{report.model}: what replacing a document moves in the others", fontsize=9)
-    for side in axes.spines.values():
-        side.set_visible(False)
-    figure.savefig(file, dpi=150)
-
-
-def _cell(x: int, y: int, color: str) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=color, linewidth=0)

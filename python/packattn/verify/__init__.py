@@ -14,17 +14,20 @@ which nothing could be learnt (fewer than two documents with tokens) is a ValueE
 
 from .attention import check_attention
 from .attention_report import AttentionReport, Check, Fault, ValueCheck
-from .model import WAYS, ModelReport, Way, WayReport, check_model
+from .model import check_model
+from .model_report import KeyInfluence, ModelReport, WayReport
 from .positions import PositionFault, PositionReport, check_positions
 from .probe import probe
 from .probe_report import ProbeLeak, ProbeReport
 from .report import LeakError, Report
+from .ways import WAYS, Way
 
 __all__ = [
     "WAYS",
     "AttentionReport",
     "Check",
     "Fault",
+    "KeyInfluence",
     "LeakError",
     "ModelReport",
     "PositionFault",

@@ -18,9 +18,12 @@ import torch
 from torch import Tensor
 
 from .. import _library
+from .._modes import eval_mode
 from ..packing import Packing
+from .model_report import KeyInfluence, ModelReport, WayReport
 from .positions import check_positions
-from .report import Report, difference, magnitude, plain, table
+from .report import difference, rows_moved, spans_of
+from .ways import NO_CACHE, OTHER_LAYERS, PACKATTN, WAYS, Arguments, Way
 
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "packattn")
 # Largest error of packed against alone, relative to the largest logit of the document (other matrix shapes round
@@ -28,214 +31,8 @@ IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "packattn")
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 # What the grouping of tokens by a router may move in a mixture of experts, relative to the largest logit.
 _ROUNDING = 1e-5
-
-Arguments = dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Way:
-    """One way of calling a model with packed rows.
-
-    Attributes:
-        name: of the way, as in the report.
-        arguments: ``arguments(packing, shape)`` gives the keyword arguments, for a packing over [B, S] = shape.
-        remedy: what to write instead where this way fails.
-        rows: packed rows in the batch.
-        tail: tokens of padding at the end of each row.
-    """
-
-    name: str
-    arguments: Callable[[Packing, tuple[int, int]], Arguments]
-    remedy: str
-    rows: int = 1
-    tail: int = 0
-
-
-def _positions(packing: Packing, shape: tuple[int, int]) -> Tensor:
-    return packing.position_ids.view(shape)
-
-
-def _ids(packing: Packing, shape: tuple[int, int]) -> Tensor:
-    return packing.segment_ids.view(shape).long() + 1
-
-
-def _cu(packing: Packing) -> Arguments:
-    longest = int(packing.lengths.max())
-    cu = packing.cu_seqlens
-    return {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": longest, "max_length_k": longest}
-
-
-_NO_CACHE: Arguments = {"use_cache": False}
-_PACKATTN = (
-    "no way of calling keeps this model's documents apart here; "
-    'packattn.integrations.transformers.register(); model.set_attn_implementation("packattn"); '
-    "packattn.integrations.transformers.prepare(model)"
-)
-_OTHER_LAYERS = (
-    "layers other than attention mix the documents (linear attention and convolutions need seq_idx and cu_seq_lens, and "
-    "often a package that takes them); if there are none, please report this"
-)
-_SAY = "model(input_ids, position_ids=position_ids, use_cache=False) and no attention_mask"
-
-WAYS = (
-    Way(
-        "position_ids, no cache",
-        lambda p, s: {"position_ids": _positions(p, s), **_NO_CACHE},
-        _PACKATTN,
-    ),
-    Way(
-        "position_ids, default cache",
-        lambda p, s: {"position_ids": _positions(p, s)},
-        f"the cache switches the detection of packed rows off; {_SAY}",
-    ),
-    Way(
-        "position_ids, all-ones mask",
-        lambda p, s: {
-            "position_ids": _positions(p, s),
-            "attention_mask": torch.ones(s, dtype=torch.int64, device=p.device),
-            **_NO_CACHE,
-        },
-        f"the mask says that a row is one document; {_SAY}",
-    ),
-    Way(
-        "position_ids, mask of ids",
-        lambda p, s: {"position_ids": _positions(p, s), "attention_mask": _ids(p, s), **_NO_CACHE},
-        f"transformers makes ones of the ids; {_SAY}",
-    ),
-    Way(
-        "mask of ids alone",
-        lambda p, s: {"attention_mask": _ids(p, s), **_NO_CACHE},
-        f"transformers makes ones of the ids and positions run on; {_SAY}",
-    ),
-    Way(
-        "cu_seq_lens alone",
-        lambda p, s: {**_cu(p), **_NO_CACHE},
-        f"cu_seq_lens are for flash attention and ignored here; {_SAY}",
-    ),
-    Way(
-        "seq_idx alone",
-        lambda p, s: {"seq_idx": p.segment_ids.view(s), **_NO_CACHE},
-        f"seq_idx is for linear attention and ignored here; {_SAY}",
-    ),
-    Way(
-        "position_ids and cu_seq_lens",
-        lambda p, s: {"position_ids": _positions(p, s), **_cu(p), **_NO_CACHE},
-        _PACKATTN,
-    ),
-    Way(
-        "two packed rows",
-        lambda p, s: {"position_ids": _positions(p, s), **_NO_CACHE},
-        "one packed row per batch",
-        rows=2,
-    ),
-    Way(
-        "padded tail",
-        lambda p, s: {"position_ids": torch.where(p.is_padding, 0, p.position_ids).view(s), **_NO_CACHE},
-        "leave the padding off the end of the row",
-        tail=3,
-    ),
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class WayReport:
-    """What one implementation does with one way of calling.
-
-    Attributes:
-        implementation: the attention implementation.
-        way: the name of the :class:`Way`.
-        verdict: "ok", "leaks", "differs", "rounding" (a mixture of experts, whose router groups tokens of several
-            documents) or "not run".
-        leak: largest change of a document's logits when another is replaced; must be 0.
-        error: largest difference of a document's logits from those alone.
-        relative_error: the same, relative to its largest logit.
-        positions: "restart", "run on" or "not seen".
-        note: the reason it was not run, or the line that mends it.
-    """
-
-    implementation: str
-    way: str
-    verdict: str
-    leak: float
-    error: float
-    relative_error: float
-    positions: str
-    note: str
-
-    @property
-    def passed(self) -> bool:
-        """Nothing leaks, and the logits are those of the documents alone."""
-        return self.verdict in ("ok", "rounding")
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelReport(Report):
-    """What check_model found. rows: implementation by implementation, in the order asked for. It passes if every row
-    that ran passed and at least one ran."""
-
-    model: str
-    lengths: tuple[int, ...]
-    tolerance: float
-    rows: tuple[WayReport, ...]
-
-    @property
-    def passed(self) -> bool:
-        ran = [row for row in self.rows if row.verdict != "not run"]
-        return bool(ran) and all(row.passed for row in ran)
-
-    def failures(self) -> list[str]:
-        """What is wrong, and the line that mends it; ways that are mended alike are put together."""
-        lines = []
-        for name in dict.fromkeys(row.implementation for row in self.rows):
-            failed = [row for row in self.of(name) if not row.passed and row.verdict != "not run"]
-            for note in dict.fromkeys(row.note for row in failed):
-                alike = [row for row in failed if row.note == note]
-                worst = max(alike, key=lambda row: (row.leak, row.error))
-                lines.append(f"{name}: {'; '.join(row.way for row in alike)}: {_fault(worst)}. Instead: {note}")
-        return lines
-
-    def of(self, implementation: str) -> tuple[WayReport, ...]:
-        """The rows of one implementation."""
-        return tuple(row for row in self.rows if row.implementation == implementation)
-
-    def to_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = plain(
-            {
-                "check": "model",
-                "passed": self.passed,
-                "model": self.model,
-                "lengths": self.lengths,
-                "tolerance": self.tolerance,
-                "rows": [{**dataclasses.asdict(row), "passed": row.passed} for row in self.rows],
-                "failures": self.failures(),
-            }
-        )
-        return found
-
-    def __str__(self) -> str:
-        lines = [f"check_model: {'passed' if self.passed else 'FAILED'}"]
-        lines.append(f"  {self.model}, documents of {', '.join(map(str, self.lengths))} tokens")
-        header = ["implementation, way of calling", "leak", "packed - alone", "relative", "positions", "verdict"]
-        cells = [
-            [
-                f"{row.implementation}: {row.way}",
-                *("-" if math.isnan(x) else magnitude(x) for x in (row.leak, row.error, row.relative_error)),
-                row.positions,
-                row.verdict,
-            ]
-            for row in self.rows
-        ]
-        lines += ["", *table(header, cells), ""]
-        lines += [f"  - {line}" for line in self.failures()]
-        missing = {row.implementation: row.note for row in self.rows if row.verdict == "not run"}
-        lines += [f"  - {name} was not run everywhere: {note}" for name, note in missing.items()]
-        return "\n".join(lines).rstrip()
-
-
-def _fault(row: WayReport) -> str:
-    if row.verdict == "leaks":
-        return f"documents see each other, {magnitude(row.leak)} is what logits move by"
-    return f"logits differ from the documents alone by {magnitude(row.error)}"
+# What a key must move alone, relative to the largest logit, to be missed where it moves nothing packed.
+_FELT = 1e-4
 
 
 def check_model(
@@ -246,6 +43,7 @@ def check_model(
     ways: Sequence[Way] = WAYS,
     tolerance: float | None = None,
     seed: int = 0,
+    keys: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> ModelReport:
     """Checks how a transformers model packs.
@@ -257,6 +55,8 @@ def check_model(
             with :func:`packattn.integrations.transformers.prepare`.
         ways: how the model is called.
         tolerance: of packed against alone, relative to the largest logit of the document.
+        keys: also find which query sees which key, token by token, for the documents alone and, of every implementation,
+            for its first way and the one that leaks most. A forward for each token of each.
         progress(done, total): called after each way.
 
     Returns:
@@ -275,50 +75,55 @@ def check_model(
         raise TypeError(f"check_model: model must be a transformers PreTrainedModel, got {type(model).__name__}")
     tokens = _documents(model, documents, seed)
     hf.register()
-    before = model.config._attn_implementation
     total, done = len(implementations) * len(ways), 0
     rows: list[WayReport] = []
+    seen: list[KeyInfluence] = []
     limit = tolerance if tolerance is not None else _TOLERANCE.get(model.dtype, 1e-1)
-    with _eval(model):
-        try:
-            for name in implementations:
-                remove: Callable[[], None] | None = None
-                try:
-                    model.set_attn_implementation(name)
-                    if model.config._attn_implementation == before != name:  # transformers only logs it
+    before = model.config._attn_implementation
+    with _quiet(model), _implementation_restored(model):
+        for name in implementations:
+            remove: Callable[[], None] | None = None
+            try:
+                model.set_attn_implementation(name)
+                for config in (model.config, model.config.get_text_config()):
+                    if config._attn_implementation != name and name != before:  # transformers only logs it
                         raise ValueError(f"{type(model).__name__} cannot change its attention implementation")
-                    if name == "packattn":
-                        remove = hf.prepare(model)
-                    alone = [_logits(model(d[None], **_accepted(model, _NO_CACHE)))[0] for d in tokens]
-                    if any(bool(a.isnan().any()) for a in alone):
-                        raise ValueError("the logits of the documents alone are NaN: nothing can be learnt from them")
-                except Exception as error:  # noqa: BLE001  (whatever a model raises is its answer)
-                    rows += [_not_run(name, way.name, error) for way in ways]
-                    done += len(ways)
-                    continue
-                else:
-                    for way in ways:
-                        try:
-                            rows.append(_try(model, name, way, tokens, alone, limit, seed))
-                        except Exception as error:  # noqa: BLE001
-                            rows.append(_not_run(name, way.name, error))
-                        done += 1
-                        if progress is not None:
-                            progress(done, total)
-                    rows[-len(ways) :] = _mend(rows[-len(ways) :])
-                finally:
-                    if remove is not None:
-                        remove()
-        finally:
-            model.set_attn_implementation(before)
-    return ModelReport(type(model).__name__, tuple(d.numel() for d in tokens), limit, tuple(rows))
+                if name == "packattn":
+                    remove = hf.prepare(model)
+                alone = [_logits(model(d[None], **_accepted(model, NO_CACHE)))[0] for d in tokens]
+                if any(bool(a.isnan().any()) for a in alone):
+                    raise ValueError("the logits of the documents alone are NaN: nothing can be learnt from them")
+            except Exception as error:  # noqa: BLE001  (whatever a model raises is its answer)
+                rows += [_not_run(name, way.name, error) for way in ways]
+                done += len(ways)
+                if progress is not None:
+                    progress(done, total)
+                continue
+            else:
+                here: list[WayReport] = []
+                for way in ways:
+                    try:
+                        here.append(_try(model, name, way, tokens, alone, limit, seed))
+                    except Exception as error:  # noqa: BLE001
+                        here.append(_not_run(name, way.name, error))
+                    done += 1
+                    if progress is not None:
+                        progress(done, total)
+                rows += _mend(here)
+                if keys:
+                    seen += _keys(model, name, ways, here, tokens, seed)
+            finally:
+                if remove is not None:
+                    remove()
+    lengths = tuple(d.numel() for d in tokens)
+    return ModelReport(type(model).__name__, lengths, limit, tuple(rows), tuple(seen))
 
 
 def _mend(rows: list[WayReport]) -> list[WayReport]:
     """Advice that holds: where the plainest call fails too, no other call of this implementation helps."""
     if not rows or rows[0].passed or rows[0].verdict == "not run":
         return rows
-    note = _PACKATTN if rows[0].implementation != "packattn" else _OTHER_LAYERS
+    note = PACKATTN if rows[0].implementation != "packattn" else OTHER_LAYERS
     return [row if row.passed or row.verdict == "not run" else dataclasses.replace(row, note=note) for row in rows]
 
 
@@ -342,19 +147,43 @@ def _documents(model: Any, documents: Sequence[Tensor] | None, seed: int) -> lis
 
 
 @contextlib.contextmanager
-def _eval(model: torch.nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
+def _quiet(model: torch.nn.Module) -> Iterator[None]:
+    """Eval mode, no gradients, and no warning that the calls contradict themselves: they do so on purpose."""
     said = set(_library._warned)
     try:
-        model.eval()
-        with torch.no_grad(), warnings.catch_warnings():
-            # The calls contradict themselves on purpose; what is said about that once must still come in real use.
+        with eval_mode(model), torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "packattn: the batch is packed", RuntimeWarning)
             yield
-    finally:
+    finally:  # what is said about that once must still come in real use
         _library._warned.intersection_update(said)
-        for module, training in modes:
-            module.training = training
+
+
+@contextlib.contextmanager
+def _implementation_restored(model: Any) -> Iterator[None]:
+    """The attention implementation of every config of the model as it was: towers may each have their own."""
+    from transformers import PreTrainedConfig
+
+    found: list[Any] = []
+
+    def collect(config: Any) -> None:
+        found.append(config)
+        for name in getattr(config, "sub_configs", {}):
+            inner = getattr(config, name, None)
+            if isinstance(inner, PreTrainedConfig):
+                collect(inner)
+
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig) and all(config is not other for other in found):
+            collect(config)
+    saved = [(config, config._attn_implementation) for config in found]
+    try:
+        yield
+    finally:
+        # Setting one sets those inside it: the outer ones first, and a config that is inside several after all of them.
+        for number, (config, name) in enumerate(saved):
+            if all(config is not later for later, _ in saved[number + 1 :]):
+                config._attn_implementation = name
 
 
 def _not_run(implementation: str, way: str, error: Exception) -> WayReport:
@@ -379,51 +208,64 @@ def _logits(out: Any) -> Tensor:
     raise TypeError(f"the model must return logits or last_hidden_state, got {type(out).__name__}")
 
 
+class _Batch:
+    """The documents as one way of calling packs them: run() gives the logits of each place they stand at."""
+
+    def __init__(self, model: Any, way: Way, tokens: list[Tensor]) -> None:
+        from ..integrations.transformers import first_position
+
+        self.model, self.tokens = model, tokens
+        device, lengths = tokens[0].device, [d.numel() for d in tokens]
+        row = sum(lengths) + way.tail
+        # The second row holds the documents the other way round, so that rows of a batch are packed differently.
+        orders = [list(range(len(tokens))), list(reversed(range(len(tokens))))][: way.rows]
+        self.shape = (len(orders), row)
+        ids = torch.full(self.shape, -1, dtype=torch.int64, device=device)
+        self.where: list[tuple[int, int, int]] = []  # (document, batch row, first token)
+        for b, order in enumerate(orders):
+            start = 0
+            for document in order:
+                ids[b, start : start + lengths[document]] = len(self.where)
+                self.where.append((document, b, start))
+                start += lengths[document]
+        self.packing = Packing.from_segment_ids(ids, pad_id=-1)
+        self.first = first_position(model)
+        arguments = _accepted(model, way.arguments(self.packing, self.shape))
+        if self.first and "position_ids" in arguments:
+            arguments = {**arguments, "position_ids": arguments["position_ids"] + self.first}
+        self.arguments = arguments
+        pad = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
+        self.ids = torch.full(self.shape, pad, dtype=torch.int64, device=device)
+        for document, b, start in self.where:
+            self.ids[b, start : start + lengths[document]] = tokens[document]
+
+    def run(self, place: int = 0, other: Tensor | None = None) -> list[Tensor]:
+        """other: tokens instead of those of the document at a place."""
+        batch = self.ids
+        if other is not None:
+            _, b, start = self.where[place]
+            batch = batch.clone()
+            batch[b, start : start + other.numel()] = other
+        out = _logits(self.model(batch, **self.arguments))
+        return [out[b, start : start + self.tokens[document].numel()] for document, b, start in self.where]
+
+
 def _try(
     model: Any, implementation: str, way: Way, tokens: list[Tensor], alone: list[Tensor], limit: float, seed: int
 ) -> WayReport:
-    from ..integrations.transformers import first_position
-
-    device = tokens[0].device
-    lengths = [d.numel() for d in tokens]
-    row = sum(lengths) + way.tail
-    # The second row holds the documents the other way round, so that rows of a batch are packed differently.
-    orders = [list(range(len(tokens))), list(reversed(range(len(tokens))))][: way.rows]
-    shape = (len(orders), row)
-    ids = torch.full(shape, -1, dtype=torch.int64, device=device)
-    where: list[tuple[int, int, int]] = []  # (document, batch row, first token)
-    for b, order in enumerate(orders):
-        start = 0
-        for document in order:
-            ids[b, start : start + lengths[document]] = len(where)
-            where.append((document, b, start))
-            start += lengths[document]
-    packing = Packing.from_segment_ids(ids, pad_id=-1)
-    arguments = _accepted(model, way.arguments(packing, shape))
-    first = first_position(model)
-    if first and "position_ids" in arguments:
-        arguments = {**arguments, "position_ids": arguments["position_ids"] + first}
-    pad = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
-
-    def run(replaced: int | None) -> list[Tensor]:
-        batch = torch.full(shape, pad, dtype=torch.int64, device=device)
-        for place, (document, b, start) in enumerate(where):
-            new = _others(tokens, document, seed) if place == replaced else tokens[document]
-            batch[b, start : start + lengths[document]] = new
-        out = _logits(model(batch, **arguments))
-        return [out[b, start : start + lengths[document]] for document, b, start in where]
-
+    batch = _Batch(model, way, tokens)
     with _watched(model) as seen:
-        base = run(None)
+        base = batch.run()
     error = relative = leak = 0.0
-    for got, (document, _, _) in zip(base, where, strict=True):
+    for got, (document, _, _) in zip(base, batch.where, strict=True):
         moved = float(difference(got, alone[document]).max())
         error = max(error, moved)
         relative = max(relative, moved / _largest(alone[document]))
-    for place in sorted({0, len(where) - 1}):
-        for other, (new, old) in enumerate(zip(run(place), base, strict=True)):
+    for place in sorted({0, len(batch.where) - 1}):
+        new = _others(tokens, batch.where[place][0], seed)
+        for other, (now, old) in enumerate(zip(batch.run(place, new), base, strict=True)):
             if other != place:
-                leak = max(leak, float(difference(new, old).max()))
+                leak = max(leak, float(difference(now, old).max()))
     scale = max(_largest(a) for a in alone)
     if leak and leak <= _ROUNDING * scale and _has_experts(model):
         verdict = "rounding" if relative <= limit else "differs"
@@ -433,12 +275,51 @@ def _try(
         verdict = "ok" if relative <= limit else "differs"
     positions = "not seen"
     for found in reversed(seen):
-        if found.dim() == 2 and found.shape[1] == row:
-            same = check_positions(found.expand(shape).contiguous(), packing, start=first).passed
-            positions = "restart" if same else "run on"
+        if found.dim() == 2 and found.shape[1] == batch.shape[1]:
+            here = found.expand(batch.shape).contiguous()
+            positions = "restart" if check_positions(here, batch.packing, start=batch.first).passed else "run on"
             break
     note = "" if verdict in ("ok", "rounding") else way.remedy
     return WayReport(implementation, way.name, verdict, leak, error, relative, positions, note)
+
+
+def _keys(
+    model: Any, implementation: str, ways: Sequence[Way], rows: list[WayReport], tokens: list[Tensor], seed: int
+) -> list[KeyInfluence]:
+    """Which key moves which query: of the first way that ran, and of the one that leaks most (or differs most)."""
+    ran = [(way, row) for way, row in zip(ways, rows, strict=True) if row.verdict != "not run"]
+    if not ran:
+        return []
+    worst = max(ran, key=lambda pair: (pair[1].leak, pair[1].relative_error))
+    chosen = [ran[0][0]] if worst[1].passed or worst[0] is ran[0][0] else [ran[0][0], worst[0]]
+    by_itself = Way("alone", lambda packing, shape: dict(NO_CACHE), "")
+    others = [_others(tokens, document, seed) for document in range(len(tokens))]
+    alone = [_moved(_Batch(model, by_itself, [d]), [other]) for d, other in zip(tokens, others, strict=True)]
+    scale = max(float(a.max()) for a in alone)
+    result = []
+    for way in chosen:
+        batch = _Batch(model, way, tokens)
+        order = [document for document, _, _ in batch.where]
+        own = torch.block_diag(*(alone[document] for document in order))
+        same = torch.block_diag(*(torch.ones_like(alone[document]) for document in order)) != 0
+        found = _moved(batch, [others[document] for document in order])
+        expected = (own != 0) | (same & (found > 0) & (found <= _ROUNDING * scale))
+        spans = spans_of(tokens[document].numel() for document in order)
+        result.append(KeyInfluence(implementation, way.name, spans, expected, own > _FELT * scale, found))
+    return result
+
+
+def _moved(batch: _Batch, others: list[Tensor]) -> Tensor:
+    """float64 [T, T] over the tokens of the batch: the largest change of a query's logits when a key's token is another."""
+    base = torch.cat(batch.run())
+    columns = []
+    for place, other in enumerate(others):
+        document = batch.where[place][0]
+        for at in range(other.numel()):
+            new = batch.tokens[document].clone()
+            new[at] = other[at]
+            columns.append(rows_moved(torch.cat(batch.run(place, new)), base)[0].double())
+    return torch.stack(columns, 1)
 
 
 def _largest(logits: Tensor) -> float:
