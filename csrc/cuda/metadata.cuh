@@ -81,8 +81,9 @@ __global__ void __launch_bounds__(kMetadataThreads)
   if (threadIdx.x == 0) ptx::store_global(spans + blockIdx.x, all);
 }
 
+// 4 blocks on a multiprocessor are plenty; without the number the compiler spills registers to fit more.
 template <class Job>
-__global__ void __launch_bounds__(kMetadataThreads)
+__global__ void __launch_bounds__(kMetadataThreads, 4)
     scan_kernel(Job job, int64_t span, const typename Job::Value* spans) {
   using Value = typename Job::Value;
   Value carry = Value::identity();
