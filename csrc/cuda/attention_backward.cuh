@@ -18,7 +18,7 @@ namespace packattn::cuda {
 
 // D, DV: columns of the instantiation. SPLIT: warps that share keys. MT: blocks of 16 keys that a warp has. ROWS: query
 // rows loaded at a time; SLICE: those worked on at a time. STAGES: buffers of query rows. KREG, VREG: keys and values
-// stay in registers as operands. BLOCKS: blocks on a multiprocessor.
+// stay in registers as operands (keys not where a soft cap needs the registers). BLOCKS: blocks on a multiprocessor.
 template <class T_, int D_, int DV_, int WARPS, int SPLIT_, int MT_, int ROWS_, int SLICE_, int STAGES_, bool KREG,
           bool VREG, int BLOCKS>
 struct BackwardKeyShape {
@@ -48,7 +48,8 @@ PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int he
   using T = typename S::T;
   constexpr int D = S::D, DV = S::DV, SPLIT = S::SPLIT, MT = S::MT, ROWS = S::ROWS, SLICE = S::SLICE;
   constexpr int NT = S::kPart / 8;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = uniform(thread / 32);
+  constexpr bool KEY_IN_REGISTERS = S::kKeyInRegisters && !SOFTCAP;
+  const int thread = ptx::thread_index(), lane = thread % 32, warp = uniform(thread / 32);
   const int group = warp / SPLIT, part = warp % SPLIT;
   const int own = group * S::kWarpKeys;  // this warp's first key in the tile
   const uint32_t base = ptx::smem_base();
@@ -67,7 +68,7 @@ PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int he
   ptx::cp_async_commit();
   // Rows at or past the range of the tile may belong to another document: zeros, in every operand.
   const auto fetch = [&](int buffer, int query_head, int row) {
-    const int valid = keys.end - row;
+    const int thread = ptx::thread_index(), valid = keys.end - row;
     tile::Source query = tile::source_at<D>(task.query.data, task.query.row_stride, task.query.head_stride, query_head,
                                             row, task.head_dim, thread);
     tile::copy_rows<D, ROWS, S::kThreads>(base + S::kQuery + buffer * S::kQueryBytes, query, valid, thread);
@@ -91,8 +92,8 @@ PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int he
 
   const uint32_t key_a = base + S::kKey + own * D * 2 + tile::lane_a<D>(lane);
   const uint32_t value_a = base + S::kValue + own * DV * 2 + tile::lane_a<DV>(lane);
-  uint32_t kf[S::kKeyInRegisters ? MT : 1][D / 16][4], vf[S::kValueInRegisters ? MT : 1][DV / 16][4];
-  if constexpr (S::kKeyInRegisters) tile::load_a<D>(kf, key_a);
+  uint32_t kf[KEY_IN_REGISTERS ? MT : 1][D / 16][4], vf[S::kValueInRegisters ? MT : 1][DV / 16][4];
+  if constexpr (KEY_IN_REGISTERS) tile::load_a<D>(kf, key_a);
   if constexpr (S::kValueInRegisters) tile::load_a<DV>(vf, value_a);
   float dk[MT][S::kColumns / 8][4], dv[MT][S::kColumnsV / 8][4];
   tile::zero(dk);
@@ -118,7 +119,7 @@ PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int he
       const int from = at + part * S::kPart;
       float s[MT][NT][4], dp[MT][NT][4];
       tile::zero(s);
-      if constexpr (S::kKeyInRegisters) {
+      if constexpr (KEY_IN_REGISTERS) {
         tile::multiply_rows<T, D>(s, kf, query + from * D * 2 + tile::lane_b<D>(lane));
       } else {
         tile::multiply_rows<T, D, D / 16>(s, key_a, query + from * D * 2 + tile::lane_b<D>(lane));

@@ -45,7 +45,7 @@ template <class T>
 struct BackwardShapes<T, 256, 256> {
   using Keys = BackwardKeyShape<T, 256, 256, 8, 2, 1, 32, 32, 2, false, false, 1>;
   using KeysSmall = BackwardKeyShape<T, 256, 256, 4, 2, 1, 32, 32, 1, false, false, 1>;
-  using Query = BackwardQueryShape<T, 256, 256, 8, 2, 1, 32, 32, 2, true, true, 1>;
+  using Query = BackwardQueryShape<T, 256, 256, 8, 2, 1, 32, 32, 2, true, false, 1>;
   using QuerySmall = BackwardQueryShape<T, 256, 256, 4, 1, 1, 32, 32, 1, false, false, 1>;
 };
 

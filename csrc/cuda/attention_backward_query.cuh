@@ -45,7 +45,7 @@ PACKATTN_DEVICE void query_tile(const BackwardTask& task, const Tile& rows, int 
   using T = typename S::T;
   constexpr int D = S::D, DV = S::DV, SPLIT = S::SPLIT, MT = S::MT, KEYS = S::KEYS, SLICE = S::SLICE;
   constexpr int NT = S::kPart / 8;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = uniform(thread / 32);
+  const int thread = ptx::thread_index(), lane = thread % 32, warp = uniform(thread / 32);
   const int group = warp / SPLIT, part = warp % SPLIT;
   const int own = group * S::kWarpRows;  // this warp's first row in the tile
   const uint32_t base = ptx::smem_base();
@@ -63,6 +63,7 @@ PACKATTN_DEVICE void query_tile(const BackwardTask& task, const Tile& rows, int 
   ptx::cp_async_commit();
   // Keys at or past the range of the tile may belong to another document: zeros.
   const auto fetch = [&](int buffer, int row) {
+    const int thread = ptx::thread_index();
     tile::Source key = tile::source_at<D>(task.key.data, task.key.row_stride, task.key.head_stride, key_head, row,
                                           task.head_dim, thread);
     tile::copy_rows<D, KEYS, S::kThreads>(base + S::kKey + buffer * S::kKeyBytes, key, rows.end - row, thread);
