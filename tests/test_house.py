@@ -19,7 +19,7 @@ from packattn import _library, ops, reference
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("python", "csrc", "tests", "benchmarks", "docs", ".ci")
-ENDINGS = {".py", ".pyi", ".cpp", ".h", ".cmake", ".md", ".toml", ".yaml", ".txt", ".in", ".sh", ""}
+ENDINGS = {".py", ".pyi", ".cpp", ".h", ".cu", ".cuh", ".cmake", ".md", ".toml", ".yaml", ".txt", ".in", ".sh", ""}
 
 
 def files() -> list[Path]:
@@ -145,6 +145,24 @@ def test_files_are_short_enough_to_read() -> None:
         if (count := len(path.read_text(encoding="utf-8", errors="replace").splitlines())) > 600
     }
     assert not long
+
+
+def test_inline_assembly_stands_in_one_place() -> None:
+    """Whatever a kernel does, it does through the functions of csrc/cuda/ptx*.cuh: the emulator sees nothing else."""
+    # What nvcc would take and the emulator could not see, or would not compile: assembly, CUDA's own functions, shared
+    # variables. threadIdx and its like, __global__ and __launch_bounds__ are emulated.
+    forbidden = re.compile(
+        r"\basm\b|__shared__|\b__(?:syncthreads|syncwarp|shfl|ballot|any|all|ldg|float_as|uint_as|int_as|half|bfloat)"
+        r"|cuda_(?:fp16|bf16)\.h|\batomic(?:Add|Max|Min|CAS|Exch)\b|\b__(?:exp|log|fdividef)"
+    )
+    found = [
+        f"{path.relative_to(ROOT)}:{n}: {line.strip()[:100]}"
+        for path in sorted((ROOT / "csrc").rglob("*"))
+        if path.suffix in {".cu", ".cuh", ".h"} and not path.name.startswith("ptx") and "cuda" in path.parts
+        for n, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if forbidden.search(line.partition("//")[0])
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_test_files_say_what_they_hold() -> None:

@@ -28,10 +28,10 @@ TAIL = """
 """
 
 
-def wrapped(items: list[str], before: str = "", after: str = "") -> str:
+def wrapped(items: list[str], indent: int = 0) -> str:
     """Items over as many lines as they need, each ending in a backslash but the last."""
-    lines = textwrap.wrap(", ".join(items), 106, break_long_words=False)
-    return " \\\n".join(f"    {before}{line}{after}" for line in lines)
+    lines = textwrap.wrap(", ".join(items), 106 - indent, break_long_words=False)
+    return " \\\n".join(" " * (indent + 4) + line for line in lines)
 
 
 def function(n: int, from_registers: bool) -> str:
@@ -40,7 +40,8 @@ def function(n: int, from_registers: bool) -> str:
     a = [f"%{count + i}" for i in range(4)] if from_registers else [f"%{count}"]
     b, flag, transposes = count + len(a), count + len(a) + 1, count + len(a) + 2
     operand = "{" + ", ".join(a) + "}" if from_registers else a[0]
-    inputs = ['"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])' if from_registers else '"l"(a)', '"l"(b)']
+    inputs = ['"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])'] if from_registers else ['"l"(a)']
+    inputs.append('"l"(b)')
     inputs.append('"r"(static_cast<int>(accumulate))')
     inputs += ['"n"(B_MN ? 1 : 0)'] if from_registers else ['"n"(A_MN ? 1 : 0)', '"n"(B_MN ? 1 : 0)']
     tail = f"%{transposes}" if from_registers else f"%{transposes}, %{transposes + 1}"
@@ -52,7 +53,7 @@ def function(n: int, from_registers: bool) -> str:
                "wgmma.mma_async.sync.aligned.m64n{n}k16.f32." type "." type " " PACKATTN_REGISTERS_{n} \\
                ", {operand}, %{b}, p, 1, 1, {tail};\\n}}" \\
                : PACKATTN_ACCUMULATORS_{n} \\
-               : {", ".join(inputs)})
+               : {wrapped(inputs, 13).lstrip()})
 template <{arguments}>
 PACKATTN_DEVICE void {name}(float (&d)[{count}], {parameter}, uint64_t b, bool accumulate) {{
   if constexpr (is_f16<T>) {{

@@ -34,7 +34,8 @@ PACKATTN_DEVICE void wgmma_ss(float (&d)[32], uint64_t a, uint64_t b, bool accum
                "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " PACKATTN_REGISTERS_64 \
                ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}" \
                : PACKATTN_ACCUMULATORS_64 \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(B_MN ? 1 : 0))
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), \
+                 "n"(B_MN ? 1 : 0))
 template <class T, bool B_MN>
 PACKATTN_DEVICE void wgmma_rs(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
   if constexpr (is_f16<T>) {
@@ -78,7 +79,8 @@ PACKATTN_DEVICE void wgmma_ss(float (&d)[40], uint64_t a, uint64_t b, bool accum
                "wgmma.mma_async.sync.aligned.m64n80k16.f32." type "." type " " PACKATTN_REGISTERS_80 \
                ", {%40, %41, %42, %43}, %44, p, 1, 1, %46;\n}" \
                : PACKATTN_ACCUMULATORS_80 \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(B_MN ? 1 : 0))
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), \
+                 "n"(B_MN ? 1 : 0))
 template <class T, bool B_MN>
 PACKATTN_DEVICE void wgmma_rs(float (&d)[40], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
   if constexpr (is_f16<T>) {
@@ -124,7 +126,8 @@ PACKATTN_DEVICE void wgmma_ss(float (&d)[48], uint64_t a, uint64_t b, bool accum
                "wgmma.mma_async.sync.aligned.m64n96k16.f32." type "." type " " PACKATTN_REGISTERS_96 \
                ", {%48, %49, %50, %51}, %52, p, 1, 1, %54;\n}" \
                : PACKATTN_ACCUMULATORS_96 \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(B_MN ? 1 : 0))
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), \
+                 "n"(B_MN ? 1 : 0))
 template <class T, bool B_MN>
 PACKATTN_DEVICE void wgmma_rs(float (&d)[48], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
   if constexpr (is_f16<T>) {
@@ -173,7 +176,8 @@ PACKATTN_DEVICE void wgmma_ss(float (&d)[64], uint64_t a, uint64_t b, bool accum
                "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " PACKATTN_REGISTERS_128 \
                ", {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}" \
                : PACKATTN_ACCUMULATORS_128 \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(B_MN ? 1 : 0))
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), \
+                 "n"(B_MN ? 1 : 0))
 template <class T, bool B_MN>
 PACKATTN_DEVICE void wgmma_rs(float (&d)[64], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
   if constexpr (is_f16<T>) {
@@ -226,7 +230,8 @@ PACKATTN_DEVICE void wgmma_ss(float (&d)[88], uint64_t a, uint64_t b, bool accum
                "wgmma.mma_async.sync.aligned.m64n176k16.f32." type "." type " " PACKATTN_REGISTERS_176 \
                ", {%88, %89, %90, %91}, %92, p, 1, 1, %94;\n}" \
                : PACKATTN_ACCUMULATORS_176 \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(B_MN ? 1 : 0))
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), \
+                 "n"(B_MN ? 1 : 0))
 template <class T, bool B_MN>
 PACKATTN_DEVICE void wgmma_rs(float (&d)[88], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
   if constexpr (is_f16<T>) {
@@ -280,7 +285,8 @@ PACKATTN_DEVICE void wgmma_ss(float (&d)[96], uint64_t a, uint64_t b, bool accum
                "wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type " " PACKATTN_REGISTERS_192 \
                ", {%96, %97, %98, %99}, %100, p, 1, 1, %102;\n}" \
                : PACKATTN_ACCUMULATORS_192 \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(B_MN ? 1 : 0))
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), \
+                 "n"(B_MN ? 1 : 0))
 template <class T, bool B_MN>
 PACKATTN_DEVICE void wgmma_rs(float (&d)[96], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
   if constexpr (is_f16<T>) {
@@ -341,7 +347,8 @@ PACKATTN_DEVICE void wgmma_ss(float (&d)[128], uint64_t a, uint64_t b, bool accu
                "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " " PACKATTN_REGISTERS_256 \
                ", {%128, %129, %130, %131}, %132, p, 1, 1, %134;\n}" \
                : PACKATTN_ACCUMULATORS_256 \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(B_MN ? 1 : 0))
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), \
+                 "n"(B_MN ? 1 : 0))
 template <class T, bool B_MN>
 PACKATTN_DEVICE void wgmma_rs(float (&d)[128], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
   if constexpr (is_f16<T>) {

@@ -1,6 +1,9 @@
 // The emulator's own test: numbers, fragments, and that it sees each kind of mistake it promises to see.
 #include <cstdio>
 #include <random>
+#include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "../../csrc/cuda/ptx.cuh"
 
@@ -126,6 +129,31 @@ void test_findings() {
       ptx::shfl_xor(2.f, 1);
     }
   });
+  expect_report(emu::kDivergence, "threads at different barriers", 64, [=] {
+    if (tid() < 32) {
+      ptx::block_sync();
+    } else {
+      ptx::block_sync();
+    }
+  });
+  expect_report(emu::kMisaligned, "global memory at an odd address", 32,
+                [=] { ptx::load_global(reinterpret_cast<const uint2*>(buffer.p + 1 + 2 * (tid() % 16))); });
+  expect_report(emu::kGlobalRace, "two blocks write one address", 32, [=] { ptx::store_global(buffer.p + tid(), 1u); });
+  expect_report(emu::kGlobalRace, "one block reads what another writes", 32, [=] {
+    if (blockIdx.x == 0) ptx::store_global(buffer.p + tid(), 1u);
+    if (blockIdx.x == 1) ptx::load_global(buffer.p + tid());
+  });
+  expect_report(emu::kGlobalRace, "one block copies what another writes", 32, [=] {
+    if (blockIdx.x == 0) ptx::store_global(buffer.p + tid(), 1u);
+    if (blockIdx.x == 1) ptx::cp_async4(tid() * 4, buffer.p + tid(), true);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+  });
+  expect_report(emu::kGlobalRace, "a thread reads what another one of its block wrote, with no barrier", 64, [=] {
+    if (blockIdx.x == 1) return;
+    ptx::store_global(buffer.p + tid(), 1u);
+    ptx::load_global(buffer.p + (tid() ^ 32));
+  });
   emu::launch(dim3{1}, dim3{64}, 1024, [=] {
     sts32(tid() * 4, tid());
     ptx::block_sync();
@@ -141,6 +169,70 @@ void test_findings() {
   });
   expect(emu::report().total() == 0, "a correct kernel gives no report");
   emu::report().clear();
+  emu::launch(dim3{2}, dim3{32}, 0, [=] {
+    auto* halves = reinterpret_cast<uint16_t*>(buffer.p);
+    ptx::store_global(halves + 2 * tid() + blockIdx.x, uint16_t{1});
+    ptx::block_sync();
+    ptx::load_global(halves + 2 * (tid() ^ 1) + blockIdx.x);
+  });
+  expect(emu::report().total() == 0,
+         "blocks may write neighbouring numbers of two bytes, threads read after a barrier");
+  emu::report().clear();
+}
+
+// What a report says, and when there are too many.
+void test_reports() {
+  const int line = __LINE__ + 1;
+  emu::launch(dim3{3}, dim3{32}, 1024, [] { ptx::lds32(threadIdx.x * 4); });
+  const std::string text = emu::take_reports();
+  expect(text.find("uninitialised x96: selftest.cpp:" + std::to_string(line)) != std::string::npos,
+         "a report says what, how often and where");
+  expect(emu::take_reports().empty(), "taken reports are gone");
+
+  const uint64_t cap = std::exchange(emu::config().report_cap, 5);
+  int finished = 0;
+  emu::launch(dim3{3}, dim3{64}, 1024, [&finished] {
+    ptx::lds32(threadIdx.x * 4);
+    ++finished;
+  });
+  expect(emu::report().total() == 5 && finished == 4, "a launch is abandoned at the cap");
+  emu::report().clear();
+  emu::config().report_cap = cap;
+  emu::launch(dim3{1}, dim3{64}, 1024, [&finished] { ++finished; });
+  expect(emu::report().total() == 0 && finished == 68, "the launch after an abandoned one is whole");
+}
+
+void test_refusals() {
+  const auto refused = [](unsigned threads, size_t shared_bytes) {
+    try {
+      emu::launch(dim3{1}, dim3{threads}, shared_bytes, [] {});
+    } catch (const std::invalid_argument&) {
+      return true;
+    }
+    return false;
+  };
+  expect(refused(0, 0) && refused(33, 0) && refused(1056, 0), "threads of a block come in whole warps, up to 1024");
+  expect(refused(32, emu::config().shared_memory + 1), "no more shared memory than there is");
+  expect(!refused(1024, emu::config().shared_memory), "the largest block");
+}
+
+// Schedules differ by policy and seed, and are the same again for the same.
+void test_schedules() {
+  const auto schedule = [](int policy, uint64_t seed) {
+    const emu::Config before = emu::config();
+    emu::config().policy = policy;
+    emu::config().seed = seed;
+    std::vector<unsigned> order;
+    emu::launch(dim3{4}, dim3{64}, 0, [&order] {
+      order.push_back(blockIdx.x * 64 + threadIdx.x);
+      ptx::block_sync();
+      order.push_back(threadIdx.x);
+    });
+    emu::config() = before;
+    return order;
+  };
+  expect(schedule(0, 1) != schedule(1, 1) && schedule(0, 1) != schedule(2, 1), "policies differ");
+  expect(schedule(2, 1) != schedule(2, 2) && schedule(2, 1) == schedule(2, 1), "seeds make schedules, always the same");
 }
 
 }  // namespace
@@ -151,6 +243,9 @@ int main() {
   test_conversions();
   test_mma();
   test_findings();
+  test_reports();
+  test_refusals();
+  test_schedules();
   std::printf("%s\n", failures ? "FAILED" : "passed");
   return failures != 0;
 }
