@@ -100,3 +100,10 @@ def emulated() -> Iterator[None]:
         yield
     finally:
         torch.ops.packattn = real
+
+
+def broken_launch() -> str:
+    """What a launch throws whose kernel reads shared memory that nobody wrote."""
+    text = ctypes.create_string_buffer(2000)
+    load().packattn_emulator_broken_launch(text, len(text))
+    return text.value.decode()

@@ -19,6 +19,9 @@
 #include "../cuda/select.h"
 #include "stream.h"
 #endif
+#if defined(PACKATTN_BACKEND_EMULATED)
+#include "emulated_buffers.h"  // tests/emulated
+#endif
 
 namespace packattn::ops::backend {
 
@@ -64,13 +67,21 @@ inline bool checks_ranges(bool /*kernel_runs*/) { return validates(); }
 
 inline void attention_forward(const AttentionForwardParams& params, const Place& place) {
   const cuda::Stream stream = current_stream(place);
-  const Scratch scratch(place, cuda::forward_workspace_bytes(params, stream.device));
+  const size_t bytes = cuda::forward_workspace_bytes(params, stream.device);
+  const Scratch scratch(place, bytes);
+#if defined(PACKATTN_BACKEND_EMULATED)
+  const EmulatedBuffers buffers(params, scratch.data(), bytes);
+#endif
   cuda::attention_forward(params, scratch.data(), stream);
 }
 
 inline void attention_backward(const AttentionBackwardParams& params, const Place& place) {
   const cuda::Stream stream = current_stream(place);
-  const Scratch scratch(place, cuda::backward_workspace_bytes(params, stream.device));
+  const size_t bytes = cuda::backward_workspace_bytes(params, stream.device);
+  const Scratch scratch(place, bytes);
+#if defined(PACKATTN_BACKEND_EMULATED)
+  const EmulatedBuffers buffers(params, scratch.data(), bytes);
+#endif
   cuda::attention_backward(params, scratch.data(), stream);
 }
 
