@@ -27,7 +27,10 @@ IMPLEMENTATIONS = ["packattn", "sdpa_loop", "sdpa_dense", "sdpa_padded", "flex",
 
 @dataclass(frozen=True)
 class Configuration:
-    """One benchmark problem: causal attention inside documents of the given lengths."""
+    """One benchmark problem: causal attention inside documents of the given lengths.
+
+    head_dim_v: of the values, 0 where it is head_dim. documents: their lengths, where the case is none of CASES.
+    """
 
     case: str
     tokens: int
@@ -35,9 +38,22 @@ class Configuration:
     heads_kv: int
     head_dim: int
     dtype: str
+    head_dim_v: int = 0
+    documents: tuple[int, ...] = ()
+    device: str = "cpu"
+
+    @property
+    def dim_v(self) -> int:
+        return self.head_dim_v or self.head_dim
+
+    @property
+    def head_dims(self) -> str:
+        return f"{self.head_dim}/{self.dim_v}" if self.head_dim_v else str(self.head_dim)
 
     @property
     def lengths(self) -> list[int]:
+        if self.documents:
+            return list(self.documents)
         lengths = CASES[self.case]
         return lengths * (self.tokens // sum(lengths))
 
@@ -51,15 +67,15 @@ class Configuration:
         return self.heads_q * sum(n * (n + 1) // 2 for n in self.lengths)
 
     def useful_flops(self, direction: str) -> float:
-        """Only visible scores count: 2 D + 2 Dv forward, 7/2 of it for forward and backward.
-
-        The backward has five products to the forward's two, so both together are 7/2 of the forward.
-        """
-        forward = 4.0 * self.head_dim * self.visible_scores
-        return forward if direction == "forward" else 3.5 * forward
+        """Only visible scores count: 2 D + 2 Dv flops each in the forward. The backward has five products to its two:
+        6 D + 4 Dv, so that both together are 7/2 of the forward where D = Dv. direction: "forward", "backward" or
+        "forward_backward"."""
+        forward = 2.0 * (self.head_dim + self.dim_v) * self.visible_scores
+        backward = 2.0 * (3 * self.head_dim + 2 * self.dim_v) * self.visible_scores
+        return {"forward": forward, "backward": backward, "forward_backward": forward + backward}[direction]
 
     def __str__(self) -> str:
-        return f"{self.case} T={self.tokens} D={self.head_dim} H={self.heads} {self.dtype}"
+        return f"{self.case} T={self.tokens} D={self.head_dims} H={self.heads} {self.dtype}"
 
 
 def configurations(

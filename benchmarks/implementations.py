@@ -30,15 +30,20 @@ class Inputs:
 
     @classmethod
     def random(cls, configuration: Configuration) -> Inputs:
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator(configuration.device).manual_seed(0)
         dtype = getattr(torch, configuration.dtype)
 
-        def draw(heads: int) -> Tensor:
-            shape = (configuration.tokens, heads, configuration.head_dim)
-            return torch.randn(shape, generator=generator).to(dtype)
+        def draw(heads: int, dim: int) -> Tensor:
+            shape = (configuration.tokens, heads, dim)
+            return torch.randn(shape, generator=generator, device=configuration.device).to(dtype)
 
         c = configuration
-        return cls(draw(c.heads_q), draw(c.heads_kv), draw(c.heads_kv), draw(c.heads_q))
+        return cls(
+            draw(c.heads_q, c.head_dim),
+            draw(c.heads_kv, c.head_dim),
+            draw(c.heads_kv, c.dim_v),
+            draw(c.heads_q, c.dim_v),
+        )
 
 
 @dataclass
@@ -62,6 +67,11 @@ class Implementation:
             leaf.grad = None
         self.function(*self.leaves).backward(self.dout)
 
+    def backward(self) -> Callable[[], object]:
+        """A call that runs the backward alone, over one forward."""
+        out = self.function(*self.leaves)
+        return lambda: torch.autograd.grad(out, self.leaves, self.dout, retain_graph=True)
+
 
 def build(name: str, configuration: Configuration, inputs: Inputs) -> Implementation:
     """The named implementation over the given inputs."""
@@ -71,7 +81,7 @@ def build(name: str, configuration: Configuration, inputs: Inputs) -> Implementa
     has_backward = True
 
     if name == "packattn":
-        packing = packattn.Packing.from_lengths(lengths)
+        packing = packattn.Packing.from_lengths(lengths, device=configuration.device)
 
         def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return packattn.attention(q, k, v, packing)
@@ -86,7 +96,7 @@ def build(name: str, configuration: Configuration, inputs: Inputs) -> Implementa
 
     elif name == "sdpa_dense":
         ids = _document_ids(configuration)
-        mask = (ids[:, None] == ids[None]) & torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+        mask = (ids[:, None] == ids[None]) & torch.ones(len(ids), len(ids), dtype=torch.bool, device=ids.device).tril()
 
         def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **gqa)
@@ -112,11 +122,11 @@ def build(name: str, configuration: Configuration, inputs: Inputs) -> Implementa
             return (ids[q_row] == ids[k_row]) & (q_row >= k_row)
 
         tokens = configuration.tokens
-        block_mask = create_block_mask(visible, None, None, tokens, tokens, device="cpu")
+        block_mask = create_block_mask(visible, None, None, tokens, tokens, device=configuration.device)
         compiled = _compiled_flex(
-            configuration.tokens, configuration.head_dim, configuration.heads, configuration.dtype
+            configuration.tokens, configuration.head_dims, configuration.heads, configuration.dtype
         )
-        has_backward = False  # torch has no FlexAttention backward on the CPU
+        has_backward = configuration.device != "cpu"  # where torch has no backward of FlexAttention
 
         def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return compiled(q, k, v, block_mask=block_mask, **gqa)
@@ -150,14 +160,14 @@ def _mm_size(dtype: str) -> int:
 
 
 @cache
-def _compiled_flex(tokens: int, head_dim: int, heads: str, dtype: str) -> Callable[..., Tensor]:
+def _compiled_flex(tokens: int, head_dims: str, heads: str, dtype: str) -> Callable[..., Tensor]:
     # A compilation of its own for each shape: one shared function would recompile with dynamic shapes.
     return torch.compile(flex_attention, dynamic=False)
 
 
 def _document_ids(configuration: Configuration) -> Tensor:
-    lengths = torch.tensor(configuration.lengths)
-    return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    lengths = torch.tensor(configuration.lengths, device=configuration.device)
+    return torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
 
 
 def _same(x: Tensor) -> Tensor:
