@@ -72,13 +72,19 @@ void zero_rows(const TensorView& x, const Range& rows, int heads, int dim, DType
   }
 }
 
-bool streams_out(const AttentionForwardParams& p) {
-  constexpr int64_t kLarge = int64_t{16} << 20;  // bytes
-  constexpr int64_t kLine = 16;                  // floats: the widest vector
-  return p.dtype == DType::float32 && p.total_q * p.heads_q * p.head_dim_v * 4 >= kLarge &&
-         reinterpret_cast<uintptr_t>(p.out.data) % 64 == 0 && p.out.row_stride % kLine == 0 &&
-         p.out.head_stride % kLine == 0 && p.head_dim_v % kLine == 0;
+// Whether a result [rows, heads, dim] is written past the caches: if the call touches more than they hold, and if whole
+// lines of it are aligned.
+constexpr int64_t kLarge = int64_t{24} << 20;  // bytes
+bool streams(const TensorView& x, int dim, DType dtype, int64_t touched) {
+  constexpr int64_t kLine = 16;  // floats: the widest vector
+  return dtype == DType::float32 && touched >= kLarge && reinterpret_cast<uintptr_t>(x.data) % 64 == 0 &&
+         x.row_stride % kLine == 0 && x.head_stride % kLine == 0 && dim % kLine == 0;
 }
+// bytes of query and key, or of out and value
+int64_t bytes(const AttentionForwardParams& p, int dim) {
+  return (p.total_q * p.heads_q + p.total_k * p.heads_k) * dim * static_cast<int64_t>(element_size(p.dtype));
+}
+int64_t bytes(const AttentionForwardParams& p) { return bytes(p, p.head_dim) + bytes(p, p.head_dim_v); }
 
 // The tile whose turn it is has been handed out to a worker that is running: pieces are handed out in order.
 void wait_for_turn(const int32_t* turn, int32_t tile) {
@@ -139,13 +145,14 @@ class Accumulators {
 void attention_forward(const AttentionForwardParams& p, const Executor& executor) {
   const Kernels& k = kernels();
   const Plan plan = make_plan(p);
-  const Schedule schedule = forward_schedule(p, plan);
+  const Schedule schedule = forward_schedule(p, plan, worker_count(executor, executor.workers));
   const int64_t fills = static_cast<int64_t>(plan.empty_rows.size());
   const int workers = worker_count(executor, schedule.size() + fills);
   const size_t each = Workspace::padded(k.forward_scratch(p));
   Workspace workspace(each * workers);
   float* scratch = workspace.take(each * workers);
-  const ForwardContext context{&p, plan.segments.data(), plan.runs.data(), streams_out(p)};
+  const ForwardContext context{&p, plan.segments.data(), plan.runs.data(),
+                               streams(p.out, p.head_dim_v, p.dtype, bytes(p))};
 
   for_each(executor, workers, schedule.size() + fills, [&](int worker, int64_t i) {
     if (i >= schedule.size()) {
@@ -189,6 +196,9 @@ void attention_backward(const AttentionBackwardParams& p, const Executor& execut
   context.delta = workspace.take(delta);
   context.turns = reinterpret_cast<int32_t*>(workspace.take(turns));
   context.wait_for_turn = wait_for_turn;
+  context.stream_dquery = streams(p.dquery, p.head_dim, p.dtype, bytes(p));
+  context.stream_dkey = streams(p.dkey, p.head_dim, p.dtype, bytes(p));
+  context.stream_dvalue = streams(p.dvalue, p.head_dim_v, p.dtype, bytes(p));
   std::fill(context.turns, context.turns + schedule.turns, -1);  // no tile's number
   Accumulators accumulators(workspace.take(accumulator * accumulator_count), accumulator, accumulator_count);
 

@@ -5,141 +5,10 @@
 // a worker only ever waits for one that is already running. Bits do not depend on who shares what.
 // Included by the file of each instruction set, after attention_forward.h.
 #pragma once
-#include "attention_forward.h"
+#include "attention_backward_single.h"
+#include "attention_backward_tiles.h"
 
 namespace packattn::cpu::PACKATTN_ISA {
-
-struct BackwardScratch {
-  float *Q, *dO;       // [D/NR], [Dv/NR] panels of block rows
-  float *P, *dS;       // [block][LDS]
-  float* minus_lse;    // [block]
-  float *lo, *hi;      // [block] key range relative to the tile
-  float* dQ;           // [block][Dp] for 16-bit types and segments of one tile
-  float *Kt, *Vt, *K;  // the key tile: cols, cols, rows
-  float *dK, *dV;      // its gradients: rows
-  Group* groups;       // [block]
-  int32_t* keys;       // [tile][4] key groups: first key, keys, first row, last row + 1
-  size_t floats;
-
-  BackwardScratch(const AttentionForwardParams& p, float* base) {
-    const size_t D = p.head_dim, Dv = p.head_dim_v, Dp = padded_dim(p.head_dim), Dvp = padded_dim(p.head_dim_v);
-    const size_t rows = backward_rows(p), N = key_tile(p);
-    Carve c{base};
-    Q = c.take(rows * Dp);
-    dO = c.take(rows * Dvp);
-    P = c.take(rows * LDS);
-    dS = c.take(rows * LDS);
-    minus_lse = c.take(rows);
-    lo = c.take(rows);
-    hi = c.take(rows);
-    dQ = c.take(rows * Dp);
-    Kt = c.take(N * D);
-    Vt = c.take(N * Dv);
-    K = c.take(N * Dp);
-    dK = c.take(N * Dp);
-    dV = c.take(N * Dvp);
-    groups = reinterpret_cast<Group*>(c.take(rows * sizeof(Group) / sizeof(float)));
-    keys = reinterpret_cast<int32_t*>(c.take(N * 4));
-    const size_t direct = static_cast<size_t>(kDirect) * 3 * (direct_stride(p.head_dim) + direct_stride(p.head_dim_v));
-    floats = c.used > direct ? c.used : direct;
-  }
-};
-
-// score -> softcap * tanh(score / softcap) in P, and its derivative times `scale` in dS, for M rows of one panel
-PACKATTN_NOINLINE static void cap_scores_backward(float* s, float* derivative, int rows, float softcap, float scale) {
-  const vf factor = vset(scale / softcap), c = vset(softcap), sc = vset(scale);
-  for (int i = 0; i < rows; i++)
-    for (int n = 0; n < NR; n += VW) {
-      const vf t = vtanh(vmul(vload(s + i * LDS + n), factor));
-      vstore(s + i * LDS + n, vmul(t, c));
-      vstore(derivative + i * LDS + n, vmul(sc, vsub(vset(1.f), vmul(t, t))));
-    }
-}
-
-// P and dS of rows x panel: P = exp(score - lse), dS = scale * P * (dO V^T - delta), both 0 where masked
-template <int M>
-PACKATTN_NOINLINE static void prob_tile(const BackwardScratch& w, const Group& g, int rows, int panel, int D, int Dv,
-                                        const float* delta, bool masked, float scale, float softcap) {
-  float *P = w.P + g.m * LDS + panel * NR, *dS = w.dS + g.m * LDS + panel * NR;
-  {
-    Acc<M> c;
-    tile_dot<M>(c, w.Q + g.m * NR, static_cast<int64_t>(rows) * NR, w.Kt + static_cast<int64_t>(panel) * D * NR, D);
-    vf factor = vset(scale);
-    if (softcap > 0.f) {
-      acc_store(c, P, LDS);
-      cap_scores_backward(P, dS, M, softcap, scale);
-      acc_load(c, P, LDS);
-      factor = vset(1.f);
-    }
-    PACKATTN_UNROLL for (int i = 0; i < M; i++) {
-      const vf nl = vbcast(w.minus_lse + g.m + i);
-      PACKATTN_UNROLL for (int n = 0; n < NV; n++) c.v[i][n] = vprobability(vfma(c.v[i][n], factor, nl));
-    }
-    if (masked) acc_keep(c, panel * NR, w.lo + g.m, w.hi + g.m, vzero());
-    acc_store(c, P, LDS);
-  }
-  Acc<M> c;
-  tile_dot<M>(c, w.dO + g.m * NR, static_cast<int64_t>(rows) * NR, w.Vt + static_cast<int64_t>(panel) * Dv * NR, Dv);
-  PACKATTN_UNROLL for (int i = 0; i < M; i++) {
-    const vf dl = vbcast(delta + g.m + i);
-    PACKATTN_UNROLL for (int n = 0; n < NV; n++)
-        c.v[i][n] = vmul(vload(P + i * LDS + n * VW), vsub(c.v[i][n], dl));
-  }
-  if (softcap > 0.f) {
-    PACKATTN_UNROLL for (int i = 0; i < M; i++)
-      PACKATTN_UNROLL for (int n = 0; n < NV; n++) c.v[i][n] = vmul(c.v[i][n], vload(dS + i * LDS + n * VW));
-  } else {
-    const vf s = vset(scale);
-    PACKATTN_UNROLL for (int i = 0; i < M; i++)
-      PACKATTN_UNROLL for (int n = 0; n < NV; n++) c.v[i][n] = vmul(c.v[i][n], s);
-  }
-  if (masked) acc_keep(c, panel * NR, w.lo + g.m, w.hi + g.m, vzero());
-  acc_store(c, dS, LDS);
-}
-
-// c (M keys x NR, contiguous) += A^T B over the rows [r0, r1); A: P or dS from the keys' first column
-template <int M>
-PACKATTN_NOINLINE static void key_gradient_tile(float* c, const float* a, const float* b, int r0, int r1) {
-  Acc<M> x;
-  acc_zero(x);
-  tile_acc<M, 1, LDS>(x, a, b, r0, r1);
-  PACKATTN_UNROLL for (int i = 0; i < M; i++)
-    PACKATTN_UNROLL for (int n = 0; n < NV; n++) x.v[i][n] = vadd(vload(c + i * NR + n * VW), x.v[i][n]);
-  acc_store(x, c, NR);
-}
-
-// c (M rows x `columns`, ld apart) = or += dS K over the keys [k0, k1)
-template <int M>
-PACKATTN_NOINLINE static void query_gradient_tile(float* c, int64_t ld, int columns, bool add, const float* a,
-                                                  const float* b, int k0, int k1) {
-  Acc<M> x;
-  acc_zero(x);
-  tile_acc<M, LDS, 1>(x, a, b, k0, k1);
-  if (add) {
-    PACKATTN_UNROLL for (int i = 0; i < M; i++)
-      PACKATTN_UNROLL for (int n = 0; n < NV; n++)
-          x.v[i][n] = vadd(load_tail(c + i * ld + n * VW, columns - n * VW), x.v[i][n]);
-  }
-  if (columns >= NR) {
-    acc_store(x, c, ld);
-  } else {
-    PACKATTN_UNROLL for (int i = 0; i < M; i++)
-      PACKATTN_UNROLL for (int n = 0; n < NV; n++) store_tail(c + i * ld + n * VW, x.v[i][n], columns - n * VW);
-  }
-}
-
-// first index in [from, to) of a nondecreasing array whose value exceeds x
-PACKATTN_INLINE int first_above(const int32_t* values, int from, int to, int64_t x) {
-  while (from < to) {
-    const int middle = from + (to - from) / 2;
-    if (values[middle] > x) {
-      to = middle;
-    } else {
-      from = middle + 1;
-    }
-  }
-  return from;
-}
 
 template <class T>
 struct Backward {
@@ -200,18 +69,12 @@ struct Backward {
             }
           continue;
         }
-        ahead.step();
+        ahead.step(kScoreSteps);
         PACKATTN_BY_ROWS(g.n, prob_tile, w, g, rows, panel, D, Dv, delta, g.needs_mask(j0, j1), p.scale, p.softcap);
       }
     }
     key_gradients(w, ahead, r0, rows, t0, N, finite_q, finite_do);
-    query_gradient(w, b, count, t, t0, N, finite_keys);
-  }
-
-  // rows of the block (relative to its first) that see one of the keys [j, j + n) of the tile
-  void rows_of_keys(int r0, int rows, int t0, int j, int n, int& i0, int& i1) const {
-    i0 = first_above(p.key_end, r0, r0 + rows, t0 + j) - r0;
-    i1 = first_above(p.key_begin, r0 + i0, r0 + rows, static_cast<int64_t>(t0) + j + n - 1) - r0;
+    query_gradient(w, b, ahead, count, t, t0, N, finite_keys);
   }
 
   void key_gradients(const BackwardScratch& w, Ahead& ahead, int r0, int rows, int t0, int N, bool finite_q,
@@ -220,7 +83,7 @@ struct Backward {
     int32_t* keys = w.keys;
     even_groups(N, [&](int j, int n) {
       int i0, i1;
-      rows_of_keys(r0, rows, t0, j, n, i0, i1);
+      rows_of_keys(p, r0, rows, t0, j, n, i0, i1);
       if (i1 <= i0) return;
       keys[count * 4] = j;
       keys[count * 4 + 1] = n;
@@ -240,7 +103,7 @@ struct Backward {
           } else {  // 0 * NaN is NaN: a key may meet the rows that see it, no other
             for (int k = 0; k < n; k++) {
               int a0, a1;
-              rows_of_keys(r0, rows, t0, j + k, 1, a0, a1);
+              rows_of_keys(p, r0, rows, t0, j + k, 1, a0, a1);
               if (a1 > a0) key_gradient_tile<1>(c + k * NR, scores + j + k, b, a0, a1);
             }
           }
@@ -250,7 +113,7 @@ struct Backward {
     product(w.dK, w.dS, w.Q, Dp / NR, finite_q);
   }
 
-  void query_gradient(const BackwardScratch& w, const Block& b, int count, int t, int t0, int N,
+  void query_gradient(const BackwardScratch& w, const Block& b, Ahead& ahead, int count, int t, int t0, int N,
                       bool finite_keys) const {
     if (b.turn && !b.first) context.wait_for_turn(b.turn, t);
     if (b.first) {
@@ -264,6 +127,7 @@ struct Backward {
         const float *a = w.dS + g.m * LDS, *k = w.K + static_cast<int64_t>(panel) * tile * NR;
         float* c = dq + g.m * b.ld + panel * NR;
         const int columns = D - panel * NR;
+        ahead.step();
         if (finite_keys) {
           const int k0 = imax(0, g.lo0 - t0), k1 = imin(N, g.hi1 - t0);
           PACKATTN_BY_ROWS(g.n, query_gradient_tile, c, b.ld, columns, !b.first, a, k, k0, k1);
@@ -290,28 +154,11 @@ struct Backward {
     for (int j = 0; j < N; j++) {
       T *dk = at<T>(p.dkey, t0 + j, h), *dv = at<T>(p.dvalue, t0 + j, h);
       for (int d = 0; d < D; d += VW)
-        store_tail(dk + d, vload(w.dK + (static_cast<int64_t>(d / NR) * tile + j) * NR + d % NR), D - d);
+        store_out(dk + d, vload(w.dK + (static_cast<int64_t>(d / NR) * tile + j) * NR + d % NR), D - d,
+                  context.stream_dkey);
       for (int d = 0; d < Dv; d += VW)
-        store_tail(dv + d, vload(w.dV + (static_cast<int64_t>(d / NR) * tile + j) * NR + d % NR), Dv - d);
-    }
-  }
-
-  void prefetch_rows(Ahead& ahead, int r, int rows, int hq, bool out) const {
-    ahead.add(at<const T>(p.query, r, hq), p.query.row_stride, rows, D);
-    ahead.add(at<const T>(p.dout, r, hq), p.dout.row_stride, rows, Dv);
-    if (out) ahead.add(at<const T>(p.out, r, hq), p.out.row_stride, rows, Dv);
-  }
-  void prefetch_keys(Ahead& ahead, int k, int keys, int h) const {
-    ahead.add(at<const T>(p.key, k, h), p.key.row_stride, keys, D);
-    ahead.add(at<const T>(p.value, k, h), p.value.row_stride, keys, Dv);
-  }
-  void prefetch_next(Ahead& ahead, const Next& next) const {
-    if (next.kv_head < 0) return;
-    const Segment& s = context.segments[next.item->segment];
-    const int k = s.k0 + (next.item->b - 1) * tile, r = context.runs[s.run0].q0;
-    prefetch_keys(ahead, k, imin(tile, s.k1 - k), next.kv_head);
-    if (next.item->turns < 0) {
-      prefetch_rows(ahead, r, imin(backward_rows(p), context.runs[s.run0].q1 - r), next.kv_head * heads_per_key, true);
+        store_out(dv + d, vload(w.dV + (static_cast<int64_t>(d / NR) * tile + j) * NR + d % NR), Dv - d,
+                  context.stream_dvalue);
     }
   }
 
@@ -320,10 +167,10 @@ struct Backward {
     const Segment& s = context.segments[it.segment];
     const int t0 = s.k0 + t * tile, N = imin(tile, s.k1 - t0);
     const int segment_q0 = context.runs[s.run0].q0, segment_rows = context.runs[s.run1 - 1].q1 - segment_q0;
-    pack_cols(w.Kt, at<const T>(p.key, t0, h), p.key.row_stride, N, D);
-    pack_cols(w.Vt, at<const T>(p.value, t0, h), p.value.row_stride, N, Dv);
-    const bool finite = pack_rows<true>(w.K, static_cast<int64_t>(tile) * NR, at<const T>(p.key, t0, h),
-                                        p.key.row_stride, N, D, 1.f);
+    pack_cols(w.Kt, static_cast<int64_t>(D) * NR, at<const T>(p.key, t0, h), p.key.row_stride, N, D);
+    pack_cols(w.Vt, static_cast<int64_t>(Dv) * NR, at<const T>(p.value, t0, h), p.value.row_stride, N, Dv);
+    const bool finite =
+        pack_rows<true>(w.K, static_cast<int64_t>(tile) * NR, at<const T>(p.key, t0, h), p.key.row_stride, N, D, 1.f);
     __builtin_memset(w.dK, 0, static_cast<size_t>(tile) * Dp * sizeof(float));
     __builtin_memset(w.dV, 0, static_cast<size_t>(tile) * Dvp * sizeof(float));
     // the first run that reaches the tile
@@ -371,17 +218,18 @@ struct Backward {
 
           Ahead ahead;
           if (r < i1) {
-            prefetch_rows(ahead, r, imin(run.block_rows, i1 - r), hq, it.turns < 0);
+            prefetch_rows<T>(ahead, p, r, imin(run.block_rows, i1 - r), hq, it.turns < 0);
           } else if (g + 1 < heads_per_key) {
-            prefetch_rows(ahead, i0, imin(run.block_rows, i1 - i0), hq + 1, it.turns < 0);
+            prefetch_rows<T>(ahead, p, i0, imin(run.block_rows, i1 - i0), hq + 1, it.turns < 0);
           } else if (t > it.a) {
-            prefetch_keys(ahead, t0 - tile, tile, h);
+            prefetch_keys<T>(ahead, p, t0 - tile, tile, h);
           } else {
-            ahead.add(at<T>(p.dkey, t0, h), p.dkey.row_stride, N, D, true);
-            ahead.add(at<T>(p.dvalue, t0, h), p.dvalue.row_stride, N, Dv, true);
-            prefetch_next(ahead, next);
+            if (!context.stream_dkey) ahead.add(at<T>(p.dkey, t0, h), p.dkey.row_stride, N, D, true);
+            if (!context.stream_dvalue) ahead.add(at<T>(p.dvalue, t0, h), p.dvalue.row_stride, N, Dv, true);
+            prefetch_next<T>(ahead, context, next);
           }
-          ahead.spread(ceil_div(b.i1 - b.i0, MR) * ceil_div(N, NR));
+          ahead.spread(ceil_div(b.i1 - b.i0, MR) * ceil_div(N, NR) * kScoreSteps / 2 +
+                       (ceil_div(N, MR) * (Dp + Dvp) + ceil_div(b.i1 - b.i0, MR) * Dp) / NR);
           block(w, b, ahead, t, t0, N, finite);
         }
       }
@@ -391,7 +239,13 @@ struct Backward {
 
   void run(const Item& it, int h, float* accumulator, const Next& next, float* scratch) const {
     const BackwardScratch w(p, scratch);
-    for (int t = it.b - 1; t >= it.a; t--) key_tile_gradients(w, it, t, h, accumulator, next);
+    const Segment& s = context.segments[it.segment];
+    if (is_single(p, s, context.runs)) {
+      SingleTile<T>{context, w, s}.run(h, next);
+    } else {
+      for (int t = it.b - 1; t >= it.a; t--) key_tile_gradients(w, it, t, h, accumulator, next);
+    }
+    if (context.stream_dquery || context.stream_dkey || context.stream_dvalue) vfence();
   }
 };
 

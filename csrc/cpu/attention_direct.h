@@ -238,16 +238,16 @@ PACKATTN_NOINLINE static void direct_backward_head(const BackwardContext& contex
   const int group = p.heads_q / p.heads_k;
   if (group == 1) {
     Combine<T, kDirect, 1>{
-        at<T>(p.dvalue, m.k0, h), p.dvalue.row_stride, dout, z, m.row_begin, m.row_end, Dv, false, false, ahead}
+        at<T>(p.dvalue, m.k0, h), p.dvalue.row_stride, dout, z, m.row_begin, m.row_end, Dv, false, context.stream_dvalue, ahead}
         .run(m.keys);
     Combine<T, kDirect, 1>{
-        at<T>(p.dkey, m.k0, h), p.dkey.row_stride, query, y, m.row_begin, m.row_end, D, false, false, ahead}
+        at<T>(p.dkey, m.k0, h), p.dkey.row_stride, query, y, m.row_begin, m.row_end, D, false, context.stream_dkey, ahead}
         .run(m.keys);
   } else {
     Combine<float, kDirect, 1>{dvalue, ldv, dout, z, m.row_begin, m.row_end, Dv, !new_keys, false, ahead}.run(m.keys);
     Combine<float, kDirect, 1>{dkey, ld, query, y, m.row_begin, m.row_end, D, !new_keys, false, ahead}.run(m.keys);
   }
-  Combine<T, 1, kDirect>{at<T>(p.dquery, m.r0, hq), p.dquery.row_stride, key, y, m.key_begin, m.key_end, D, false, false,
+  Combine<T, 1, kDirect>{at<T>(p.dquery, m.r0, hq), p.dquery.row_stride, key, y, m.key_begin, m.key_end, D, false, context.stream_dquery,
                          ahead}
       .run(m.rows);
   if (group == 1 || (hq + 1) % group != 0) return;
@@ -303,6 +303,7 @@ PACKATTN_NOINLINE static void direct_backward(const BackwardContext& context, co
   const int group = p.heads_q / p.heads_k;
   for (int hq = 0; hq < p.heads_q; hq++)
     direct_backward_head<T>(context, m, ahead, hq, hq / group, hq % group == 0, scratch);
+  if (context.stream_dquery || context.stream_dkey || context.stream_dvalue) vfence();
 }
 
 }  // namespace packattn::cpu::PACKATTN_ISA

@@ -75,8 +75,8 @@ PACKATTN_NOINLINE static void score_tile(const ForwardScratch& w, const Group& g
 // scores -> exp(score - running maximum), in place; updates the maximum, the sum and the factor for O
 PACKATTN_INLINE void softmax_row(const ForwardScratch& w, int m, int c0, int c1) {
   const float old = w.top[m], seen = vhmax(vload(w.row_max + m * VW)), now = seen > old ? seen : old;
-  float a = 1.f;
-  if (old != now) {
+  float a = old == now ? 1.f : 0.f;  // 0: nothing was seen before
+  if (old != now && old != -kInf) {
     alignas(64) float lanes[VW];
     vstore(lanes, vexp(vset(old - now)));
     a = lanes[0];
@@ -161,7 +161,7 @@ struct Forward {
     const int k_end = p.key_end[r1 - 1];
     for (int t0 = segment.k0 + (p.key_begin[r0] - segment.k0) / tile * tile; t0 < k_end; t0 += tile) {
       const int N = imin(tile, k_end - t0), panels = ceil_div(N, NR);
-      pack_cols(w.Kt, at<const T>(p.key, t0, h), p.key.row_stride, N, D);
+      pack_cols(w.Kt, static_cast<int64_t>(D) * NR, at<const T>(p.key, t0, h), p.key.row_stride, N, D);
       for (int i = 0; i < rows; i++) {
         w.lo[i] = static_cast<float>(p.key_begin[r0 + i] - t0);
         w.hi[i] = static_cast<float>(p.key_end[r0 + i] - t0);
@@ -173,7 +173,12 @@ struct Forward {
       for (int m = 0; m < M; m++) vstore(w.row_max + m * VW, vset(-kInf));
       Ahead values;
       values.add(at<const T>(p.value, t0, h), p.value.row_stride, N, Dv);
-      values.spread(count * panels / 2);
+      int scores = 0;  // tiles of them
+      for (int x = 0; x < count; x++) {
+        const int c0 = imax(0, groups[x].lo0 - t0) / NR, c1 = ceil_div(imax(0, imin(N, groups[x].hi1 - t0)), NR);
+        scores += imax(0, c1 - c0);
+      }
+      values.spread(scores);
       for (int panel = 0; panel < panels; panel++) {
         const int j0 = t0 + panel * NR, j1 = j0 + NR;
         for (int x = 0; x < count; x++) {

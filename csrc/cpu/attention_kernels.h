@@ -56,6 +56,7 @@ struct BackwardContext {
   float* delta;    // [Hq, Tq]: rowsum(dout * out) - dlse, written before it is read, block by block
   int32_t* turns;  // [kv head, head in its group, row block] of each segment that several workers share
   void (*wait_for_turn)(const int32_t* turn, int32_t tile);
+  bool stream_dquery, stream_dkey, stream_dvalue;  // as stream_out, where a value is stored once and for all
 };
 
 // One instruction set. Functions take the call's dtype from params.
@@ -108,6 +109,11 @@ static constexpr int32_t forward_rows(const AttentionForwardParams& p) {
 // their bits depend on it, and it may depend on the head dimensions alone.
 static constexpr int32_t backward_rows(const AttentionForwardParams& p) {
   return p.head_dim <= 128 && p.head_dim_v <= 128 ? 96 : 48;
+}
+// Documents of one key tile and one block of rows: their gradients need no sums across tiles
+// (attention_backward_single.h).
+static constexpr bool is_single(const AttentionForwardParams& p, const Segment& s, const Run* runs) {
+  return s.run1 - s.run0 == 1 && s.k1 - s.k0 <= key_tile(p) && runs[s.run0].q1 - runs[s.run0].q0 <= backward_rows(p);
 }
 static constexpr int32_t round_up(int32_t a, int32_t b) { return (a + b - 1) / b * b; }
 static constexpr int32_t ceil_div(int32_t a, int32_t b) { return a / b + (a % b != 0); }

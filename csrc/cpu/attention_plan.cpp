@@ -13,6 +13,8 @@ namespace {
 constexpr int64_t kMaxTokens = INT32_MAX - 1024;
 // Multiply-adds: below the first, the heads of a row block are one item; a grab is worth at least the second.
 constexpr int64_t kSmallItem = 100'000, kGrab = 1'000'000;
+// A grab is at most this part of a worker's share of what is left.
+constexpr int64_t kGuided = 4;
 
 const char* name_of(DType dtype) {
   switch (dtype) {
@@ -53,15 +55,24 @@ void finish(Schedule& schedule) {
   }
 }
 
+// Items that nobody waits for are bundled into grabs that get smaller towards the end (guided self-scheduling,
+// Polychronopoulos and Kuck 1987): inside a grab a worker knows what comes next and can prefetch it.
 template <class Cost>
-void make_grabs(Schedule& schedule, Cost cost) {
-  int64_t gathered = kGrab;
+void make_grabs(Schedule& schedule, int workers, Cost cost) {
+  int64_t left = 0;
+  for (const Item& item : schedule.items) left += cost(item);
+  int64_t gathered = 0, wanted = 0;
+  bool turns = false;
   for (size_t i = 0; i < schedule.items.size(); i++) {
-    if (gathered >= kGrab) {
+    const Item& item = schedule.items[i];
+    if (gathered >= wanted || turns != (item.turns >= 0)) {
       schedule.grabs.push_back(static_cast<int64_t>(i));
+      turns = item.turns >= 0;
+      wanted = turns ? kGrab : std::max(kGrab, left / (kGuided * workers));
       gathered = 0;
     }
-    gathered += cost(schedule.items[i]);
+    gathered += cost(item);
+    left -= cost(item);
   }
   schedule.grabs.push_back(static_cast<int64_t>(schedule.items.size()));
 }
@@ -114,7 +125,7 @@ Plan make_plan(const AttentionForwardParams& p) {
   return plan;
 }
 
-Schedule forward_schedule(const AttentionForwardParams& p, const Plan& plan) {
+Schedule forward_schedule(const AttentionForwardParams& p, const Plan& plan, int workers) {
   Schedule schedule;
   const int32_t group = p.heads_q / p.heads_k, capacity = forward_rows(p);
   const int32_t block = std::max(6, capacity / group / 6 * 6);  // query rows when the group's heads are stacked
@@ -142,7 +153,7 @@ Schedule forward_schedule(const AttentionForwardParams& p, const Plan& plan) {
     }
   }
   finish(schedule);
-  make_grabs(schedule, [](const Item& item) { return item.cost; });
+  make_grabs(schedule, workers, [](const Item& item) { return item.cost; });
   return schedule;
 }
 
@@ -177,7 +188,7 @@ Schedule backward_schedule(const AttentionForwardParams& p, const Plan& plan, in
     }
   }
   finish(schedule);
-  make_grabs(schedule, [&](const Item& item) {
+  make_grabs(schedule, workers, [&](const Item& item) {
     const Segment& segment = plan.segments[item.segment];
     return item.turns < 0 ? item.cost : item.cost / ceil_div(segment.k1 - segment.k0, tile);
   });

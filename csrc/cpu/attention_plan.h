@@ -34,7 +34,7 @@ struct Schedule {
 
   int64_t size() const { return static_cast<int64_t>(grabs.size()) - 1; }
 };
-Schedule forward_schedule(const AttentionForwardParams& params, const Plan& plan);
+Schedule forward_schedule(const AttentionForwardParams& params, const Plan& plan, int workers);
 Schedule backward_schedule(const AttentionForwardParams& params, const Plan& plan, int workers);
 
 }  // namespace packattn::cpu

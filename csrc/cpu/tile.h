@@ -139,7 +139,10 @@ class Ahead {
   // to be called before step() is called about `steps` times
   void spread(int steps) { per_step_ = total_ / imax(1, steps) + 1; }
   PACKATTN_ALWAYS void step() {
-    if (at_ < count_) pull();
+    if (at_ < count_) pull(per_step_);
+  }
+  PACKATTN_ALWAYS void step(int steps) {
+    if (at_ < count_) pull(steps * per_step_);
   }
 
  private:
@@ -150,8 +153,8 @@ class Ahead {
     int rows, lines;
     bool write;
   };
-  PACKATTN_ALWAYS void pull() {  // inline: a call inside the tile loop cost 7 %
-    for (int n = per_step_; n > 0 && at_ < count_; n--) {
+  PACKATTN_ALWAYS void pull(int n) {  // inline: a call inside the tile loop cost 7 %
+    for (; n > 0 && at_ < count_; n--) {
       Stream& s = streams_[at_];
       if (s.write) {
         __builtin_prefetch(s.p + line_ * 64, 1, 2);
@@ -196,23 +199,33 @@ PACKATTN_INLINE void store_out(T* p, vf x, int left, bool stream) {
 template <bool Check, class T>
 PACKATTN_NOINLINE static bool pack_rows(float* dst, int64_t panel, const T* x, int64_t ld, int n, int D, float s) {
   const vf vs = vset(s);
-  vf zero_or_nan = vzero();
-  for (int i = 0; i < n; i++, x += ld)
-    for (int d = 0; d < D; d += NR) {
-      float* o = dst + (d / NR) * panel + i * NR;
-      PACKATTN_UNROLL for (int v = 0; v < NV; v++) {
-        const vf y = load_tail(x + d + v * VW, D - d - v * VW);
-        if constexpr (Check) zero_or_nan = vfma(y, vzero(), zero_or_nan);
-        vstore(o + v * VW, vmul(y, vs));
-      }
+  vf zero_or_nan[2 * NV];  // several, as one would be a chain of latencies
+  PACKATTN_UNROLL for (int v = 0; v < 2 * NV; v++) zero_or_nan[v] = vzero();
+  const auto panel_row = [&](int d, int i, vf* check) __attribute__((always_inline)) {
+    float* o = dst + (d / NR) * panel + i * NR;
+    PACKATTN_UNROLL for (int v = 0; v < NV; v++) {
+      const vf y = load_tail(x + d + v * VW, D - d - v * VW);
+      if constexpr (Check) check[v] = vfma(y, vzero(), check[v]);
+      vstore(o + v * VW, vmul(y, vs));
     }
-  return !Check || vhsum(zero_or_nan) == 0.f;
+  };
+  for (int i = 0; i < n; i++, x += ld) {
+    int d = 0;
+    for (; d + NR < D; d += 2 * NR) {
+      panel_row(d, i, zero_or_nan);
+      panel_row(d + NR, i, zero_or_nan + NV);
+    }
+    if (d < D) panel_row(d, i, zero_or_nan);
+  }
+  PACKATTN_UNROLL for (int v = 1; v < 2 * NV; v++) zero_or_nan[0] = vadd(zero_or_nan[0], zero_or_nan[v]);
+  return !Check || vhsum(zero_or_nan[0]) == 0.f;
 }
-// cols packing: n rows of x into ceil(n / NR) transposed panels [D][NR]; missing columns become 0
+// cols packing: n rows of x into ceil(n / NR) transposed panels [D][NR] that are `panel` floats apart; missing columns
+// become 0
 template <class T>
-PACKATTN_NOINLINE static void pack_cols(float* dst, const T* x, int64_t ld, int n, int D) {
+PACKATTN_NOINLINE static void pack_cols(float* dst, int64_t panel, const T* x, int64_t ld, int n, int D) {
   for (int j = 0; j < round_up(n, NR); j += VW) {
-    float* o = dst + (j / NR) * static_cast<int64_t>(D) * NR + j % NR;
+    float* o = dst + (j / NR) * panel + j % NR;
     for (int d = 0; d < D; d += VW) {
       vf r[VW];
       if (j + VW <= n && d + VW <= D) {
