@@ -304,8 +304,6 @@ __global__ void __launch_bounds__(Shape::kThreads) attention_forward_kernel(Forw
         ptx::block_sync();  // the next keys are there, the values are used up
       }
     }
-    ptx::cp_async_wait<0>();
-
     forward::store_item<T, Shape>(task, item, o, m, l);
   }
 }

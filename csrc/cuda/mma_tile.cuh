@@ -332,6 +332,6 @@ PACKATTN_DEVICE void mask(float (&x)[MT][NT][4], uint32_t table, int first, floa
 
 // tanh(x / (2 log2 e)): the caller folds 2 log2 e into x. The error is a rounding or two of 1, which is what a soft
 // cap needs: its score is an exponent, so the absolute error counts.
-PACKATTN_DEVICE float tanh_scaled(float x) { return 1.f - 2.f * ptx::rcp(1.f + ptx::ex2(x)); }
+PACKATTN_DEVICE float tanh_scaled(float x) { return fmaf(-2.f, ptx::rcp(1.f + ptx::ex2(x)), 1.f); }
 
 }  // namespace packattn::cuda::tile
