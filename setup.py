@@ -3,9 +3,11 @@
 Environment variables of the build:
 
 PACKATTN_NATIVE       "off" builds no native code: packattn then runs on its plain-PyTorch and Python paths. Default "on".
-PACKATTN_CUDA         "auto" (default) builds the CUDA kernels where a toolkit is found, "on" demands them, "off" leaves
-                      them out. This version has none yet, so "auto" builds none and "on" is an error.
-TORCH_CUDA_ARCH_LIST  architectures of the CUDA kernels, for example "8.0;9.0a".
+PACKATTN_CUDA         "auto" (default) builds the CUDA kernels where nvcc is found and torch has CUDA, "on" demands them (an
+                      error says what is missing), "off" leaves them out.
+TORCH_CUDA_ARCH_LIST  architectures of the CUDA kernels, for example "8.0;9.0+PTX". Default: those of the GPUs here; without
+                      one, 8.0, 9.0, 10.0 and 12.0, with PTX for what comes after.
+CUDACXX, CUDA_HOME    the CUDA compiler; the folder that has bin/nvcc. Otherwise PATH, then /usr/local/cuda.
 PACKATTN_DEBUG        "1" builds with assertions, debug information and little optimisation.
 PACKATTN_SANITIZE     sanitizers for the native code, for example "undefined". "address" needs its library loaded before
                       Python: LD_PRELOAD=$(c++ -print-file-name=libasan.so).
@@ -109,7 +111,7 @@ class CMakeBuild(build_ext):
 
         # An isolated build has its tools and its torch in a folder of the day. CMake cannot move a build folder to other
         # tools, so a folder that was made with others starts anew.
-        environment = [os.environ.get(name) for name in ("CXX", "CXXFLAGS", "LDFLAGS")]
+        environment = [os.environ.get(name) for name in ("CXX", "CXXFLAGS", "LDFLAGS", "CUDACXX", "CUDA_HOME")]
         stamp = json.dumps([find_tool("cmake"), sys.prefix, options, environment])
         stamp_file = build_dir / "configured-with.json"
         if build_dir.exists() and (not stamp_file.exists() or stamp_file.read_text(encoding="utf-8") != stamp):
@@ -138,7 +140,10 @@ class CMakeBuild(build_ext):
 
     def copy_outputs(self, output: Path, destination: Path) -> None:
         module = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
-        for name in (module, "lib/packattn_cpu.so"):
+        libraries = ["lib/packattn_cpu.so"]
+        if (output / "lib" / "packattn_cuda.so").exists():
+            libraries.append("lib/packattn_cuda.so")
+        for name in (module, *libraries):
             target = destination / name
             target.parent.mkdir(parents=True, exist_ok=True)
             self.copy_file(str(output / name), str(target))

@@ -91,3 +91,20 @@ def test_values_on_other_devices_are_looked_at_on_request(monkeypatch: pytest.Mo
     monkeypatch.setenv("PACKATTN_VALIDATE", "1")
     with pytest.raises(ValueError, match="op: cu_seqlens must not decrease, got 5 then 3 at entry 2"):
         checks.cu_seqlens("op", offsets, 5)
+
+
+def test_why_a_device_has_no_compiled_library() -> None:
+    """What the one warning of the fallback says, and what it does not serve."""
+    assert "packattn's CUDA kernels are missing, " in _library.missing("cuda")
+    assert "device type 'mps'" in _library.missing("mps")
+    if torch.version.cuda is None:
+        assert _library.CUDA.missing == "this torch is built without CUDA"
+    assert _library.refusals("mps", "float32", 12, 12) == []
+
+
+def test_what_the_cuda_kernels_do_not_serve(native: None) -> None:
+    assert _library.refusals("cuda", "bfloat16", 64, 512) == []
+    (why,) = _library.refusals("cuda", "float64", 64, 64)
+    assert why == "dtype: the CUDA kernels serve float32, bfloat16 and float16, not float64"
+    (why,) = _library.refusals("cuda", "float16", 12, 64)
+    assert why == "head_dim: the CUDA kernels serve multiples of 8 from 8 to 512, not 12"

@@ -20,7 +20,7 @@ HALF = (BFLOAT16, FLOAT16)
 
 def small(case: Case) -> Case:
     """The case with documents that the emulator gets through in a second, whatever they were."""
-    longest = 2 * math.isqrt(40_000 // (case.heads[0] * max(case.dims)) * 16)
+    longest = 2 * math.isqrt(100_000 // (case.heads[0] * max(case.dims)) * 16)
     cut = {n: min(abs(n), longest) * (1 if n > 0 else -1) for n in {*case.q, *case.k_runs}}
     return replace(
         case,
