@@ -145,6 +145,8 @@ struct Call {
 template <class R>
 struct Result {
   std::vector<R> out, lse, dq, dk, dv, dsinks;
+  // Largest sum of the sizes of what an element is the sum of: what cancels leaves its rounding.
+  R dsinks_size = 0, dq_size = 0, dk_size = 0;
 };
 
 template <class R, class T>
@@ -153,11 +155,15 @@ Result<R> loops(Call<T>& c) {
   const int D = s.head_dim, Dv = s.head_dim_v, H = s.heads_q, Hk = s.heads_k;
   const int64_t rows = s.rows();
   const auto size = [](int64_t a, int64_t b, int64_t n) { return std::vector<R>(static_cast<size_t>(a * b * n)); };
-  Result<R> r{size(rows, H, Dv),      size(H, rows, 1),        size(rows, H, D),
-              size(s.total_k, Hk, D), size(s.total_k, Hk, Dv), size(H, 1, 1)};
+  Result<R> r;
+  r.out = size(rows, H, Dv), r.lse = size(H, rows, 1), r.dq = size(rows, H, D);
+  r.dk = size(s.total_k, Hk, D), r.dv = size(s.total_k, Hk, Dv), r.dsinks = size(H, 1, 1);
+  std::vector<R> key_size(static_cast<size_t>(s.total_k));
+  constexpr R kElement = 4;  // about the largest of q and k
   const auto index = [](int64_t t, int heads, int h, int dim) { return static_cast<size_t>((t * heads + h) * dim); };
   for (int h = 0; h < H; ++h) {
     const int hk = h / (H / Hk);
+    R sink_size = 0;
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t first = std::max(s.begin[i], 0), past = std::min<int64_t>(s.end[i], s.total_k);
       R& lse = r.lse[static_cast<size_t>(h * rows + i)];
@@ -185,12 +191,20 @@ Result<R> loops(Call<T>& c) {
       // A backward gets `out` as it was stored.
       R delta = s.dlse ? -static_cast<R>(c.dlse[static_cast<size_t>(h * rows + i)]) : R(0);
       for (int d = 0; d < Dv; ++d) delta += static_cast<R>(c.dout.get(i, h, d)) * static_cast<R>(c.out.get(i, h, d));
-      if (s.sinks) r.dsinks[static_cast<size_t>(h)] -= std::exp(static_cast<R>(c.sinks[h]) - lse) * delta;
+      if (s.sinks) {
+        const R term = std::exp(static_cast<R>(c.sinks[h]) - lse) * delta;
+        r.dsinks[static_cast<size_t>(h)] -= term;
+        sink_size += std::abs(term);
+      }
+      R row_size = 0;
       for (int64_t j = first; j < past; ++j) {
         const R p = std::exp(score[static_cast<size_t>(j - first)] - lse);
         R dp = 0;
         for (int d = 0; d < Dv; ++d) dp += static_cast<R>(c.dout.get(i, h, d)) * static_cast<R>(c.v.get(j, hk, d));
         const R ds = p * (dp - delta) * slope[static_cast<size_t>(j - first)] * static_cast<R>(s.scale);
+        const R size_of_ds = kElement * p * (std::abs(dp) + std::abs(delta)) * std::abs(static_cast<R>(s.scale));
+        row_size += size_of_ds;
+        key_size[static_cast<size_t>(j)] += size_of_ds;
         const size_t key = index(j, Hk, hk, D), value = index(j, Hk, hk, Dv), query = index(i, H, h, D);
         for (int d = 0; d < D; ++d) {
           r.dq[query + d] += ds * static_cast<R>(c.k.get(j, hk, d));
@@ -198,14 +212,19 @@ Result<R> loops(Call<T>& c) {
         }
         for (int d = 0; d < Dv; ++d) r.dv[value + d] += p * static_cast<R>(c.dout.get(i, h, d));
       }
+      r.dq_size = std::max(r.dq_size, row_size);
     }
+    r.dsinks_size = std::max(r.dsinks_size, sink_size);
   }
+  for (const R n : key_size) r.dk_size = std::max(r.dk_size, n);
   return r;
 }
 
-// got(n) is element n. error <= 2 * error of the float32 loops, rounded to T, + a floor of a few roundings.
+// got(n) is element n. error <= 2 * error of the float32 loops, rounded to T, + a floor of a few roundings: of the
+// largest element to T, and of what it is the sum of, `size`, to float32.
 template <class T, class Get>
-void compare(const char* what, const std::vector<double>& right, const std::vector<float>& loops32, const Get& got) {
+void compare(const char* what, const std::vector<double>& right, const std::vector<float>& loops32, const Get& got,
+             double size = 0) {
   constexpr double kUnit = std::is_same_v<T, float> ? 6e-8 : is_f16<T> ? 4.9e-4 : 3.9e-3;
   double largest = 0, error = 0, allowed = 0;
   for (size_t n = 0; n < right.size(); ++n) {
@@ -218,8 +237,10 @@ void compare(const char* what, const std::vector<double>& right, const std::vect
     error = std::max(error, std::fabs(x - right[n]));
     allowed = std::max(allowed, std::fabs(static_cast<double>(decoded<T>(encoded<T>(loops32[n]))) - right[n]));
   }
-  if (error > 2 * allowed + 4 * kUnit * largest) {
-    fail(std::string(what) + ": error " + std::to_string(error) + ", the loops' " + std::to_string(allowed));
+  if (error > 2 * allowed + 4 * kUnit * largest + 4 * 6e-8 * size) {
+    char text[200];
+    std::snprintf(text, sizeof text, "%s: error %g, the loops' %g, largest %g", what, error, allowed, largest);
+    fail(text);
   }
 }
 
@@ -238,10 +259,11 @@ void check(const std::string& name, const Shape& shape) {
   };
   compare<T>("out", right.out, loops32.out, tensor(c.out));
   compare<float>("lse", right.lse, loops32.lse, [&](size_t n) { return c.lse[n]; });
-  compare<T>("dq", right.dq, loops32.dq, tensor(c.dq));
-  compare<T>("dk", right.dk, loops32.dk, tensor(c.dk));
+  compare<T>("dq", right.dq, loops32.dq, tensor(c.dq), right.dq_size);
+  compare<T>("dk", right.dk, loops32.dk, tensor(c.dk), right.dk_size);
   compare<T>("dv", right.dv, loops32.dv, tensor(c.dv));
-  if (shape.sinks) compare<float>("dsinks", right.dsinks, loops32.dsinks, [&](size_t n) { return c.dsinks[n]; });
+  if (shape.sinks)
+    compare<float>("dsinks", right.dsinks, loops32.dsinks, [&](size_t n) { return c.dsinks[n]; }, right.dsinks_size);
 }
 
 // ---- masks
