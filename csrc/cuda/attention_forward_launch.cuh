@@ -14,7 +14,7 @@ namespace packattn::cuda {
 //                          Q      ring        blocks a multiprocessor by
 //                     rows (KB)   (KB)  sum   registers  164 KB  228 KB  100 KB
 //   64,  64            128   16  3 x  8   41      2         3       5       2
-//   96,  96            128   24  3 x 12   61      2         2       3       1
+//   96,  96            128   24  2 x 12   49      2         3       4       2
 //   128, 128           128   32  3 x 16   81      2         2       2       1
 //   192, 128           128   48   12 + 8  69      2         2       3       1
 //   256, 256            64   32  3 x 16   80.5    2         2       2       1
@@ -23,7 +23,7 @@ struct ForwardShapes;
 template <>
 struct ForwardShapes<64, 64> : ForwardShape<64, 64, 4, 2, 64, 3, true, 2> {};
 template <>
-struct ForwardShapes<96, 96> : ForwardShape<96, 96, 4, 2, 64, 3, false, 2> {};
+struct ForwardShapes<96, 96> : ForwardShape<96, 96, 4, 2, 64, 2, false, 2> {};
 template <>
 struct ForwardShapes<128, 128> : ForwardShape<128, 128, 4, 2, 64, 3, false, 2> {};
 template <>
