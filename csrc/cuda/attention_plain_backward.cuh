@@ -193,12 +193,11 @@ PACKATTN_DEVICE uint32_t address_of_facts(int row) {
   return ptx::smem_base() + kRowFacts + static_cast<uint32_t>(row * static_cast<int>(sizeof(RowFacts)));
 }
 
-// Rows past the last pretend to see everything with weight 0, so that they are no reason to mask; their queries are
-// zero-filled. Rows that see nothing are masked: what they hold may be anything.
+// Rows past the last see nothing, like others that see nothing: what either holds may be anything.
 PACKATTN_DEVICE void store_facts(const PlainBackwardTask& p, int head, int32_t first, int rows) {
   const int r = static_cast<int>(threadIdx.x);
   if (r >= kTile) return;
-  RowFacts facts{0, INT_MAX, INFINITY, 0.f};
+  RowFacts facts{INT_MAX, 0, INFINITY, 0.f};
   if (r < rows) {
     const int64_t row = static_cast<int64_t>(first) + r;
     const RowRange range = RowRange::clamped(ptx::load_global(p.key_begin + row), ptx::load_global(p.key_end + row),
@@ -245,10 +244,11 @@ PACKATTN_DEVICE void dkey_item(const PlainBackwardTask& p, const Item& item) {
           const Gradients gradients = gradients_of(p, s[i][j], dp[i][j], facts.lse, facts.delta);
           s[i][j] = seen ? gradients.probability : 0.f;
           dp[i][j] = seen ? gradients.score : 0.f;
-          all_seen = all_seen && (seen || i >= own_keys);
+          all_seen = all_seen && (seen || i >= own_keys || me.x + j * kSide >= rows);
         }
       }
-      // Whether all 64 rows see the thread's keys: the 16 threads of a half warp have them all.
+      // Whether all rows see the thread's keys: the 16 threads of a half warp have them all. Rows past the last are no
+      // reason to mask, as their weights are 0 and their columns zero-filled; nor are keys past the last.
       const int half = static_cast<int>(threadIdx.x) % kWarp / kSide * kSide;
       const bool full = (ptx::ballot(all_seen) >> half & 0xFFFFu) == 0xFFFFu;
       const auto visible = [&](int k) {

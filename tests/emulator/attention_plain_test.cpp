@@ -397,6 +397,38 @@ void check_neighbours(const std::vector<Document>& documents, bool causal, int64
   }
 }
 
+// What rows that see nothing and keys that nobody sees hold decides nothing, not even what they get themselves.
+template <class T>
+void check_padding(const std::vector<int64_t>& all_lengths, bool causal) {
+  now_running = "padding";
+  Shape shape = packed(lengths(all_lengths), causal);
+  shape.dlse = true;
+  Call<T> clean(shape), dirty(shape);
+  std::copy(clean.dlse.p, clean.dlse.p + clean.dlse.n, dirty.dlse.p);
+  Tensor<T>* from[] = {&clean.q, &clean.k, &clean.v, &clean.dout};
+  Tensor<T>* to[] = {&dirty.q, &dirty.k, &dirty.v, &dirty.dout};
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (int n = 0; n < 4; ++n) copy_document(*to[n], *from[n], 0);
+  int64_t first = 0;
+  for (const int64_t length : all_lengths) {
+    for (int64_t i = first; length < 0 && i < first - length; ++i) {
+      for (Tensor<T>* x : to) {
+        for (int h = 0; h < x->heads; ++h) {
+          for (int d = 0; d < x->dim; ++d) x->set(i, h, d, nan);
+        }
+      }
+      for (int h = 0; h < shape.heads_q; ++h) dirty.dlse[static_cast<size_t>(h * shape.rows() + i)] = nan;
+    }
+    first += std::abs(length);
+  }
+  clean.run();
+  dirty.run();
+  same_bits("out", clean.out, dirty.out, 0);
+  same_bits("dq", clean.dq, dirty.dq, 0);
+  same_bits("dk", clean.dk, dirty.dk, 0);
+  same_bits("dv", clean.dv, dirty.dv, 0);
+}
+
 // Inside a causal document, NaN in key and query `at` reaches nobody who is not on one side of it.
 void check_causal_nan(int64_t rows, int64_t at) {
   now_running = "NaN inside a document";
@@ -519,6 +551,8 @@ int main(int argc, char** argv) {
     check<float>("no keys", packed({{70, 0}}));
     check<float>("nothing seen", packed(lengths({-70})));
     infinite_sinks();
+    check_padding<float>({-3, 20, -10, 70, -7}, true);
+    check_padding<bf16_t>({-3, 20, -10, 70, -70}, false);
     check_causal_nan(100, 70);
     check_causal_nan(100, 10);
     check_neighbours<float>(lengths({70, 1, -3, 40, 129}), true, -1, 24);
