@@ -23,6 +23,12 @@ COMMON: dict[str, Any] = {
 }
 
 
+def register() -> None:
+    from packattn.integrations import transformers as hf
+
+    hf.register()
+
+
 @dataclass(frozen=True)
 class Family:
     config: str
@@ -35,6 +41,8 @@ class Family:
     def build(self, attn: str = "packattn", seed: int = 0, **changes: Any) -> Any:
         import transformers
 
+        if attn == "packattn":
+            register()
         torch.manual_seed(seed)
         config = getattr(transformers, self.config)(**{**COMMON, **self.changes, **changes})
         assert self.uses is None or self.uses(config), f"{self.config} no longer has what this test is about"
@@ -99,6 +107,8 @@ def roberta(head: str = "RobertaForMaskedLM", attn: str = "packattn") -> Any:
     """Its positions begin at pad_token_id + 1, here 2."""
     import transformers
 
+    if attn == "packattn":
+        register()
     torch.manual_seed(0)
     changes = {"pad_token_id": 1, "bos_token_id": 0, "attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
     config = transformers.RobertaConfig(**{**COMMON, **changes})
