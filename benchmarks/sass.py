@@ -75,16 +75,24 @@ def _plus(score: tuple[int, int, int], name: str, count: int) -> tuple[int, int,
 
 @dataclasses.dataclass
 class Round:
-    """What one round of a loop issues. counts: by name of the instruction."""
+    """What one round of a loop issues. opcodes: how many of each, with their modifiers ("LDSM.16.M88.4")."""
 
     first: int
     last: int
-    counts: collections.Counter[str]
+    opcodes: collections.Counter[str]
     whole: int  # instructions in the body, on any way
 
     @property
+    def counts(self) -> collections.Counter[str]:
+        """How many by the name alone ("LDSM")."""
+        found: collections.Counter[str] = collections.Counter()
+        for opcode, count in self.opcodes.items():
+            found[opcode.split(".")[0]] += count
+        return found
+
+    @property
     def issued(self) -> int:
-        return sum(self.counts.values())
+        return sum(self.opcodes.values())
 
     @property
     def tensor_core(self) -> int:
@@ -167,8 +175,8 @@ class Program:
                 continue
             score = best[at][0] if at in best else (0, 0, 0)
             score = _plus(score, self.code[at].name, 1)
-            for name, count in self._more(inner, at, trips).items():
-                score = _plus(score, name, count)
+            for opcode, count in self._more(inner, at, trips).items():
+                score = _plus(score, opcode.split(".")[0], count)
             for to in self.next[at]:
                 if to in loop.body and self.order[to] > self.order[at] and (to not in best or score > best[to][0]):
                     best[to] = (score, at)
@@ -177,10 +185,10 @@ class Program:
         counts: collections.Counter[str] = collections.Counter()
         at = max(ends)[1] if ends else -1
         while at >= 0:
-            counts[self.code[at].name] += 1
+            if self.code[at].name != "NOP":
+                counts[self.code[at].opcode] += 1
             counts.update(self._more(inner, at, trips))
             at = best[at][1] if at in best and at != loop.header else -1
-        del counts["NOP"]
         return Round(
             self.code[min(loop.body)].address,
             self.code[max(loop.body)].address,
@@ -194,7 +202,7 @@ class Program:
         more = (trips or {}).get(at, 1) - 1
         if at not in inner or more < 1:
             return collections.Counter()
-        return collections.Counter({name: more * count for name, count in inner[at].counts.items()})
+        return collections.Counter({opcode: more * count for opcode, count in inner[at].opcodes.items()})
 
     def main_loop(self, tensor_core: int | None = None) -> Round | None:
         """The loop over blocks of keys (or queries): the densest of the innermost loops with tensor-core instructions.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """How densely the main loops of the tensor-core kernels are packed with tensor-core instructions, beside FlashAttention-2.
 
-    python benchmarks/sass_report.py [--library FILE] [--torch FILE] [--arch sm_80] [--json FILE]
+    python benchmarks/sass_report.py [--library FILE] [--torch FILE] [--arch sm_80] [--json FILE] [--write]
 
 For every kernel without soft cap: tensor-core instructions of one round of the main loop, all instructions that the round
 issues, and their ratio. The same for the FlashAttention-2 kernels inside libtorch_cuda (namespace pytorch_flash) at the
@@ -23,10 +23,12 @@ import argparse
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import cubin
+import roofline
 import sass
 import shapes
 from packattn.cli import tables
@@ -75,6 +77,8 @@ def ours(library: Path, arch: str) -> list[dict[str, Any]]:
                 "head_dim_v": s["DV"],
                 "dtype": dtype,
                 "kernel": kernel.arguments(),
+                "warps": s["kThreads"] // 32,
+                "pairs": pairs(kernel.base, s),
                 **numbers(round_),
             }
         )
@@ -83,13 +87,20 @@ def ours(library: Path, arch: str) -> list[dict[str, Any]]:
     )
 
 
+def pairs(base: str, s: dict[str, int]) -> int:
+    """(query row, key) pairs that a block serves in one round."""
+    if base == "attention_backward_keys":
+        return s["kKeys"] * s["ROWS"]
+    return s["kRows"] * (s["kKeys"] if base == "attention_forward_kernel" else s["KEYS"])
+
+
 def numbers(round_: sass.Round) -> dict[str, Any]:
     return {
         "tensor_core": round_.tensor_core,
         "issued": round_.issued,
         "density": round_.density,
         "body": round_.whole,
-        "counts": dict(round_.counts.most_common()),
+        "opcodes": dict(round_.opcodes.most_common()),
     }
 
 
@@ -165,14 +176,11 @@ def show(rows: list[dict[str, Any]], arch: str) -> str:
     cells = []
     for row in rows:
         peer = row["flash"]
-        heads = (
-            str(row["head_dim"]) if row["head_dim"] == row["head_dim_v"] else f"{row['head_dim']}/{row['head_dim_v']}"
-        )
         cells.append(
             [
                 row["pass"],
                 row["dtype"],
-                heads,
+                heads(row),
                 str(row["tensor_core"]),
                 str(row["issued"]),
                 f"{row['density']:.1%}",
@@ -187,12 +195,71 @@ def show(rows: list[dict[str, Any]], arch: str) -> str:
     return f"Main loops, {arch}: one round over a block, unmasked\n\n" + tables.render(header, cells)
 
 
+def heads(row: dict[str, Any]) -> str:
+    return str(row["head_dim"]) if row["head_dim"] == row["head_dim_v"] else f"{row['head_dim']}/{row['head_dim_v']}"
+
+
+def counted(row: dict[str, Any], name: str) -> int:
+    return sum(count for opcode, count in row["opcodes"].items() if opcode.split(".")[0] == name)
+
+
+def loops_table(rows: list[dict[str, Any]]) -> str:
+    """The table of docs/cuda.md: bfloat16 (float16 has the same code but for the type of the products)."""
+    lines = [
+        "| | head dims | HMMA | issued | density | FlashAttention-2 | LDSM / HMMA | MUFU | LDGSTS |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        if row["dtype"] != "bfloat16":
+            continue
+        peer = f"{row['flash']['density']:.1%}" if row.get("flash") else ""
+        lines.append(
+            f"| {row['pass']} | {heads(row)} | {row['tensor_core']} | {row['issued']} | {row['density']:.1%} | {peer} | "
+            f"{counted(row, 'LDSM') / row['tensor_core']:.2f} | {counted(row, 'MUFU')} | {counted(row, 'LDGSTS')} |"
+        )
+    return "\n".join(lines)
+
+
+def roofline_table(rows: list[dict[str, Any]]) -> str:
+    """The table of docs/cuda.md: how much of the peak the main loops can reach, and what bounds them."""
+    gpus = (roofline.A100, roofline.H100)
+    head = " | ".join(f"{gpu.name}: TFLOP/s at most | of peak | bound by" for gpu in gpus)
+    lines = [f"| | head dims | {head} |", "|---|---|" + "--:|--:|---|" * len(gpus)]
+    chosen = [row for row in rows if row["dtype"] == "bfloat16"]
+    for direction in ("forward", "backward"):
+        for dims in dict.fromkeys((r["head_dim"], r["head_dim_v"]) for r in chosen):
+            group = [r for r in chosen if (r["head_dim"], r["head_dim_v"]) == dims and r["pass"].startswith(direction)]
+            if not group:
+                continue
+            loops = [roofline.Loop(Counter(r["opcodes"]), r["warps"], r["pairs"]) for r in group]
+            d, dv = dims
+            flops = 2 * (d + dv) if direction == "forward" else 2 * (3 * d + 2 * dv)
+            cells = []
+            for gpu in gpus:
+                reached, bounds = roofline.reach(loops, flops, gpu)
+                cells.append(f"{reached:.0f} | {reached / gpu.peak:.0%} | {', '.join(dict.fromkeys(bounds))}")
+            lines.append(f"| {direction} | {heads(group[0])} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    """Makes the tables of docs/cuda.md those of these rows."""
+    path = cubin.ROOT / "docs" / "cuda.md"
+    text = path.read_text(encoding="utf-8")
+    for name, table in (("main-loops", loops_table(rows)), ("roofline", roofline_table(rows))):
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        before, rest = text.split(begin)
+        text = before + begin + table + "\n" + end + rest.split(end)[1]
+    path.write_text(text, encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", type=Path, help="packattn's CUDA library (default: the one that is installed)")
     parser.add_argument("--torch", type=Path, help="libtorch_cuda.so (default: that of the installed torch)")
     parser.add_argument("--arch", default="sm_80", help="architecture whose code is read (default: sm_80)")
     parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--write", action="store_true", help="write the tables of docs/cuda.md")
     options = parser.parse_args()
     try:
         rows = ours(options.library or cubin.packattn_library(), options.arch)
@@ -205,6 +272,8 @@ def main() -> int:
     print(show(rows, options.arch))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if options.write:
+        write(rows)
     failed = [row for row in rows if row["passed"] is False]
     print(f"\n{len(rows)} kernels, {len(failed)} less dense than FlashAttention-2")
     return 1 if failed else 0
