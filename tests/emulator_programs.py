@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EMULATOR = ROOT / "tests" / "emulator"
-FOLDERS = ("csrc/common", "csrc/cuda", "tests/emulator")  # all that a program is made of
+FOLDERS = ("csrc/common", "csrc/cpu", "csrc/cuda", "tests/emulator")  # all that a program is made of
 # No contraction of products and sums: the same numbers on every machine. -g1 for the lines in a sanitizer's report.
 FLAGS = ("-std=c++20", "-g1", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-ffp-contract=off")
 SANITIZERS = ("-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")

@@ -1,0 +1,57 @@
+"""Breaks of the tile table: what a component is, the scans, the sort."""
+
+from mutation import NUMBERS, Mutation
+
+PROGRAMS = ["tile_table_test.cpp"]
+KERNEL = "csrc/cuda/tile_table.cuh"
+SCAN = "csrc/cuda/scan.cuh"
+RANGE = "csrc/cuda/row_range.cuh"
+
+MUTATIONS = [
+    Mutation("touching documents make one component", RANGE, "begin >= before.end)", "begin > before.end)", NUMBERS),
+    Mutation(
+        "a row after an empty one starts nothing",
+        RANGE,
+        "(before.empty() || begin >= before.end)",
+        "begin >= before.end",
+        NUMBERS,
+    ),
+    Mutation("end not clamped", RANGE, "end > limit ? limit : end", "end", NUMBERS),
+    Mutation("begin not clamped", RANGE, "begin < 0 ? 0 : begin", "begin", NUMBERS),
+    Mutation("the first row ends a tile", KERNEL, "if (starts_here && row > 0)", "if (starts_here)"),
+    Mutation("the last tile is not written", KERNEL, "threadIdx.x == 0 && tiles.started > 0", "false", NUMBERS),
+    Mutation("tiles a row too long", KERNEL, "offset == task.tile_rows)", "offset > task.tile_rows)", NUMBERS),
+    Mutation(
+        "rows past the end are loaded",
+        KERNEL,
+        "task.vector_loads && first + kTileRowsPerThread <= task.rows",
+        "task.vector_loads && first < task.rows",
+    ),
+    Mutation("vector loads from any address", KERNEL, "if (task.vector_loads && first", "if (first"),
+    Mutation("borders of earlier rounds are forgotten", KERNEL, "borders = borders.then(scanned.total);", "", NUMBERS),
+    Mutation(
+        "the tile that goes on from round to round is cut",
+        KERNEL,
+        "tiles = tiles.then(placed.total);",
+        "tiles = placed.total;",
+        NUMBERS,
+    ),
+    Mutation("barrier before the sort removed", KERNEL, "  ptx::block_sync();  // the tiles are in scratch\n", ""),
+    Mutation(
+        "counters are read before all are written",
+        KERNEL,
+        "    ptx::warp_sync();\n  });\n  ptx::block_sync();\n",
+        "    ptx::warp_sync();\n  });\n",
+    ),
+    Mutation(
+        "a counter goes up before all lanes have read it", KERNEL, "    ptx::warp_sync();  // everybody has read\n", ""
+    ),
+    Mutation("tiles of a class on one place", KERNEL, "task.table.tiles + start + rank", "task.table.tiles + start"),
+    Mutation("shortest first", KERNEL, "return kBuckets - 2 - level;", "return level;", NUMBERS),
+    Mutation("barrier of a scan removed", SCAN, "  ptx::block_sync();\n  T warp_total", "  T warp_total"),
+    Mutation(
+        "a scan may overwrite the one before", SCAN, "  ptx::block_sync();  // the next scan may write there\n", ""
+    ),
+    Mutation("a scan in the wrong order", SCAN, "value = below.then(value);", "value = value.then(below);", NUMBERS),
+    Mutation("warps before are left out", SCAN, "if (warp > 0) result.before", "if (warp > 1) result.before", NUMBERS),
+]
