@@ -11,7 +11,7 @@
 //     S = Q K^T      rows 4y + i, keys x + 16j      operands in shared memory, 32 columns of the head dim at a time
 //     O += P V       rows 4y + i, columns 4x + c    P in shared memory, V 64 columns at a time
 //
-// Every operand read is one 16-byte load for 16 multiply-adds, without bank conflicts (hence the pitches). The running
+// Eight 16-byte reads feed 64 multiply-adds, without bank conflicts (hence the pitches). The running
 // maximum and sum are those of the online softmax (Milakov and Gimelshein 2018). Each block of keys is summed from zero
 // and then added to what was before, so rounding grows with the number of blocks, not of keys.
 //
@@ -55,8 +55,7 @@ static_assert(kTile * kTile * kFloat <= kWeights);
 // Blocks that the registers of a multiprocessor hold, of kernels that keep so many groups of columns.
 constexpr int blocks_per_multiprocessor(int groups) { return groups <= 2 ? 2 : 1; }
 
-// ---- elements
-// --------------------------------------------------------------------------------------------------------
+// ---- elements -------------------------------------------------------------------------------------------------------
 
 template <class T>
 using Stored = std::conditional_t<std::is_same_v<T, float>, float, uint16_t>;
@@ -84,8 +83,7 @@ PACKATTN_DEVICE void store_element(Stored<T>* p, float value) {
   }
 }
 
-// ---- tiles
-// -----------------------------------------------------------------------------------------------------------
+// ---- tiles ----------------------------------------------------------------------------------------------------------
 
 struct Place {  // of a thread in a tile
   int x;
@@ -269,8 +267,7 @@ PACKATTN_DEVICE void store_columns(const TensorView& x, int head, int64_t row, i
   }
 }
 
-// ---- rows
-// ------------------------------------------------------------------------------------------------------------
+// ---- rows -----------------------------------------------------------------------------------------------------------
 
 // What the thread's four rows of a tile see. Rows that see nothing and rows past the tile pretend to see everything:
 // the one get zeros in the end, the others are not stored, and neither is a reason to mask.
@@ -347,8 +344,7 @@ PACKATTN_DEVICE Item item_of(const TileTable& table, int64_t number, int heads, 
 }
 PACKATTN_DEVICE int slices_of(int columns, int slice_columns) { return (columns + slice_columns - 1) / slice_columns; }
 
-// ---- forward
-// ---------------------------------------------------------------------------------------------------------
+// ---- forward --------------------------------------------------------------------------------------------------------
 
 // exp(a - b) where exp(-inf - -inf) means: nothing was there, nothing is left.
 PACKATTN_DEVICE float ratio(float a, float b) { return a == -INFINITY ? 0.f : expf(a - b); }

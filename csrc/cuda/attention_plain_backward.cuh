@@ -19,8 +19,7 @@ struct PlainBackwardTask : BackwardTask {
   float* delta = nullptr;  // [Hq, Tq]
 };
 
-// ---- delta and dsinks
-// ------------------------------------------------------------------------------------------------
+// ---- delta and dsinks -----------------------------------------------------------------------------------------------
 
 PACKATTN_DEVICE bool sees_anything(const AttentionForwardParams& p, int64_t row) {
   return !RowRange::clamped(ptx::load_global(p.key_begin + row), ptx::load_global(p.key_end + row),
@@ -69,8 +68,7 @@ __global__ void __launch_bounds__(kThreads) dsinks_kernel(PlainBackwardTask p) {
   if (threadIdx.x == 0) ptx::store_global(p.dsinks + head, static_cast<float>(0.0 - total));
 }
 
-// ---- scores once more
-// ------------------------------------------------------------------------------------------------
+// ---- scores once more -----------------------------------------------------------------------------------------------
 
 struct Gradients {
   float probability;
@@ -108,8 +106,7 @@ PACKATTN_DEVICE void add(Block& to, const Block& block) {
   }
 }
 
-// ---- dQ
-// --------------------------------------------------------------------------------------------------------------
+// ---- dQ -------------------------------------------------------------------------------------------------------------
 
 template <class T, int GROUPS>
 PACKATTN_DEVICE void dquery_item(const PlainBackwardTask& p, const Item& item) {
@@ -178,8 +175,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(GROUPS)) d
   }
 }
 
-// ---- dK and dV
-// -------------------------------------------------------------------------------------------------------
+// ---- dK and dV ------------------------------------------------------------------------------------------------------
 
 // A row of the block of query rows that a tile of keys meets, in shared memory.
 struct RowFacts {

@@ -21,8 +21,7 @@ PACKATTN_DEVICE int64_t clamped(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
-// ---- scans over a token axis
-// -----------------------------------------------------------------------------------------
+// ---- scans over a token axis ----------------------------------------------------------------------------------------
 //
 // A Job says what is scanned:
 //
@@ -100,8 +99,7 @@ __global__ void __launch_bounds__(kMetadataThreads, 4)
   job.finish(thread_number(), static_cast<int64_t>(gridDim.x) * blockDim.x, total);
 }
 
-// ---- cu_seqlens from lengths
-// -----------------------------------------------------------------------------------------
+// ---- cu_seqlens from lengths ----------------------------------------------------------------------------------------
 
 struct SaturatingSum {
   int32_t value;  // not negative
@@ -129,8 +127,7 @@ struct OffsetsJob {
   }
 };
 
-// ---- where documents start
-// -------------------------------------------------------------------------------------------
+// ---- where documents start ------------------------------------------------------------------------------------------
 
 // How many tokens are marked, and one past the last token that counts as part of a document.
 struct Marks {
@@ -246,8 +243,7 @@ struct DocumentsJob {
   }
 };
 
-// ---- the document of a token
-// -----------------------------------------------------------------------------------------
+// ---- the document of a token ----------------------------------------------------------------------------------------
 
 // How many of the first `count` entries are at most `value`, if they are in order; some number in [0, count] if not.
 template <typename Index>
@@ -308,8 +304,7 @@ __global__ void __launch_bounds__(kMetadataThreads)
   ptx::store_global(out.segment_ids + t, static_cast<int32_t>(inside ? n : -1));
 }
 
-// ---- key ranges
-// ------------------------------------------------------------------------------------------------------
+// ---- key ranges -----------------------------------------------------------------------------------------------------
 
 struct KeyRangesTask {
   const int32_t* begin;       // [rows]
@@ -347,10 +342,10 @@ __global__ void __launch_bounds__(kMetadataThreads) key_ranges_kernel(KeyRangesT
   ptx::store_global(task.key_end + i, static_cast<int32_t>(high));
 }
 
-// ---- query ranges
-// ---------------------------------------------------------------------------------------------------- Rows that see
-// nothing may hold anything, so they are left out first. Over the others both ends are in order, and each key finds the
-// first row that ends after it and the last that begins at or before it.
+// ---- query ranges ---------------------------------------------------------------------------------------------------
+//
+// Rows that see nothing may hold anything, so they are left out first. Over the others both ends are in order, and each
+// key finds the first row that ends after it and the last that begins at or before it.
 
 struct SeeingRowsJob {
   using Value = Marks;

@@ -139,8 +139,7 @@ struct Call {
   }
 };
 
-// ---- the same in plain loops
-// -----------------------------------------------------------------------------------------
+// ---- the same in plain loops ----------------------------------------------------------------------------------------
 
 template <class R>
 struct Result {
@@ -266,8 +265,7 @@ void check(const std::string& name, const Shape& shape) {
     compare<float>("dsinks", right.dsinks, loops32.dsinks, [&](size_t n) { return c.dsinks[n]; }, right.dsinks_size);
 }
 
-// ---- masks
-// -----------------------------------------------------------------------------------------------------------
+// ---- masks ----------------------------------------------------------------------------------------------------------
 
 struct Document {
   int64_t q, k;
@@ -316,8 +314,7 @@ Shape random_shape() {
   return s;
 }
 
-// ---- what a document's neighbours may not change
-// -----------------------------------------------------------------------
+// ---- what a document's neighbours may not change --------------------------------------------------------------------
 
 template <class T>
 void copy_document(Tensor<T>& to, Tensor<T>& from, int64_t first) {
