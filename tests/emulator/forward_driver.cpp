@@ -50,7 +50,7 @@ struct Problem {
     Random random(c.seed * 977);
     for (int h = 0; h < c.heads_q; ++h) sinks[static_cast<size_t>(h)] = c.steep * normal(random);
     int64_t q0 = 0, k0 = 0;
-    for (const Document& d : c.documents) {  // what a document holds does not depend on the others
+    for (const Document& d : c.documents) {        // what a document holds does not depend on the others
       std::normal_distribution<float> own_normal;  // has a memory of its own
       Random own(c.seed * 1009 + static_cast<uint64_t>(d.q) * 31 + static_cast<uint64_t>(d.k));
       const auto fill = [&](const Tensor& x, int64_t first, int64_t rows, float size) {
@@ -291,7 +291,13 @@ std::vector<Case> more_cases() {
     c.heads_q = 8, c.layout = 2;
   }
   add("narrow windows", {300}, 96, 80).left = 3;
-  add("more rounds than one", std::vector<Document>(30, 9), 64, 64).heads_q = 3;
+  // Rows that begin to see at the last key of a block, and one key after the first of a block that others see whole.
+  add("windows of two", {300}, 64, 64).left = 1;
+  add("windows of 95", {300}, 64, 64).left = 94;
+  {
+    Case& c = add("more rounds than one, scores below 2^-126", std::vector<Document>(30, 9), 64, 64);
+    c.heads_q = 3, c.steep = 60.f;
+  }
   return cases;
 }
 
