@@ -28,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from peers import Unavailable, build
+from peers import Unavailable, build, prepare_compiler
 from problems import problems
 
 import packattn
@@ -229,6 +229,7 @@ def main() -> int:
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     options.out.mkdir(parents=True, exist_ok=True)
+    prepare_compiler()
     facts = environment(options.device)
     print(", ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
     clock: Any = DeviceClock() if options.device == "cuda" else Clock(patience=0)

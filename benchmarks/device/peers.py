@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-import torch._dynamo.config
-import torch._functorch.config
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -26,10 +24,14 @@ class Unavailable(RuntimeError):
     """This torch, this device or these head dims do not have the implementation."""
 
 
-# The backward is timed over a graph that is kept; compiled graphs give their buffers away unless told not to.
-torch._functorch.config.donated_buffer = False
-# One compilation for each shape of FlexAttention.
-torch._dynamo.config.cache_size_limit = 64
+def prepare_compiler() -> None:
+    """For this process: FlexAttention is compiled once for each shape, and its backward is timed over a graph that is kept
+    (compiled graphs give their buffers away unless told not to)."""
+    import torch._dynamo.config
+    import torch._functorch.config
+
+    torch._functorch.config.donated_buffer = False
+    torch._dynamo.config.cache_size_limit = 64
 
 
 def build(name: str, configuration: Configuration, inputs: Inputs) -> Implementation:
