@@ -113,6 +113,34 @@ PACKATTN_NOINLINE static void value_tile(const ForwardScratch& w, int m, bool st
   acc_store(c, o, NR);
 }
 
+// The same for a block whose keys are all in one tile: out itself, rows r to r + M of `out`, scaled by 1 / sum
+template <class T>
+struct OnlyTile {
+  const ForwardScratch& w;
+  int columns, ldv;  // ldv: rows of V's panels
+  int64_t ld_out;
+  bool stream;
+
+  template <int M>
+  PACKATTN_NOINLINE void tile(T* out, const float* inverse, int m, int panel, int k0, int k1) const {
+    Acc<M> c;
+    acc_zero(c);
+    tile_acc<M, LDS, 1>(c, w.S + m * LDS, w.V + static_cast<int64_t>(panel) * ldv * NR, k0, k1);
+    PACKATTN_UNROLL for (int i = 0; i < M; i++) {
+      const vf scale = vbcast(inverse + m + i);
+      PACKATTN_UNROLL for (int n = 0; n < NV; n++) c.v[i][n] = vmul(scale, c.v[i][n]);
+    }
+    const int left = columns - panel * NR;
+    out += panel * NR;
+    PACKATTN_UNROLL for (int i = 0; i < M; i++)
+      PACKATTN_UNROLL for (int n = 0; n < NV; n++)
+          store_out(out + i * ld_out + n * VW, c.v[i][n], left - n * VW, stream);
+  }
+  void block(int n, T* out, const float* inverse, int m, int panel, int k0, int k1) const {
+    PACKATTN_BY_ROWS(n, tile, out, inverse, m, panel, k0, k1);
+  }
+};
+
 template <class T>
 struct Forward {
   const ForwardContext& context;
@@ -205,6 +233,10 @@ struct Forward {
         prefetch_next(ahead, next, w.cap);
       }
       ahead.spread(count * (Dvp / NR));
+      if (count > 0 && !groups[0].started && t0 + tile >= k_end) {
+        only_tile(w, r0, rows, h0, heads, count / heads, t0, finite, ahead);
+        return;
+      }
       for (int panel = 0; panel < Dvp / NR; panel++)
         for (int x = 0; x < count; x++) {
           const Group& g = groups[x];
@@ -226,7 +258,33 @@ struct Forward {
     finish_rows(w, r0, rows, h0, heads);
   }
 
-  void finish_rows(const ForwardScratch& w, int r0, int rows, int h0, int heads) const {
+  // The products with V of a block that has only the tile at t0; `count` groups for each head.
+  void only_tile(const ForwardScratch& w, int r0, int rows, int h0, int heads, int count, int t0, bool finite,
+                 Ahead& ahead) const {
+    const float* inverse = finish_sums(w, r0, rows, h0, heads);
+    const OnlyTile<T> product{w, Dv, tile, p.out.row_stride, context.stream_out};
+    for (int panel = 0; panel < Dvp / NR; panel++)
+      for (int g = 0; g < heads; g++) {
+        T* out = at<T>(p.out, r0, h0 + g);
+        for (int x = g * count; x < (g + 1) * count; x++) {
+          const Group& group = w.groups[x];
+          const int first = group.m - g * rows;
+          ahead.step();
+          if (finite) {
+            product.block(group.n, out + first * p.out.row_stride, inverse, group.m, panel, group.lo0 - t0,
+                          group.hi1 - t0);
+          } else {  // 0 * NaN is NaN: a row may meet the keys that it sees, no other
+            for (int i = first; i < first + group.n; i++) {
+              product.block(1, out + i * p.out.row_stride, inverse, g * rows + i, panel, p.key_begin[r0 + i] - t0,
+                            p.key_end[r0 + i] - t0);
+            }
+          }
+        }
+      }
+  }
+
+  // lse, and 1 / sum of every row, which it returns
+  const float* finish_sums(const ForwardScratch& w, int r0, int rows, int h0, int heads) const {
     const int M = rows * heads;
     float *l = w.lo, *inverse = w.hi;  // free by now
     for (int m = 0; m < M; m++) l[m] = vhsum(vload(w.sum + m * VW));
@@ -238,6 +296,13 @@ struct Forward {
     }
     for (int g = 0; g < heads; g++) {
       __builtin_memcpy(p.lse + (h0 + g) * p.total_q + r0, w.top + g * rows, rows * sizeof(float));
+    }
+    return inverse;
+  }
+
+  void finish_rows(const ForwardScratch& w, int r0, int rows, int h0, int heads) const {
+    const float* inverse = finish_sums(w, r0, rows, h0, heads);
+    for (int g = 0; g < heads; g++) {
       for (int i = 0; i < rows; i++) {
         const int m = g * rows + i;
         const vf scale = vset(inverse[m]);
