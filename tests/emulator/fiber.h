@@ -10,10 +10,15 @@
 #if PACKATTN_EMULATOR_ASAN
 #include <sanitizer/common_interface_defs.h>
 #endif
+// 0: the system's swapcontext, on any processor.
+#if !defined(PACKATTN_EMULATOR_ASM_SWITCH)
 #if defined(__x86_64__)
 #define PACKATTN_EMULATOR_ASM_SWITCH 1
 #else
 #define PACKATTN_EMULATOR_ASM_SWITCH 0
+#endif
+#endif
+#if !PACKATTN_EMULATOR_ASM_SWITCH
 #include <ucontext.h>
 #endif
 

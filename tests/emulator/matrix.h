@@ -86,11 +86,16 @@ __attribute__((always_inline)) inline void round_to_float(const Doubles& x, Word
   rounded = (Words)nearest + __builtin_convertvector(size_back > size, Words);
 }
 
+#if defined(__x86_64__)
+#define PACKATTN_EMULATOR_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define PACKATTN_EMULATOR_CLONES
+#endif
+
 // One mma.m16n8k16 on the registers a = in[0..3], b = in[4..5], d = in[6..9]; writes d = out[0..3]. Exact products,
 // sums in double, rounded toward zero once: no better than a tensor core, whose own order of addition is not
 // documented.
-__attribute__((target_clones("avx512f", "avx2", "default"))) inline void multiply_16x8x16(Element element,
-                                                                                          Exchange& exchange) {
+PACKATTN_EMULATOR_CLONES inline void multiply_16x8x16(Element element, Exchange& exchange) {
   alignas(64) double a[16][16];
   Doubles b[16];
   for (int r = 0; r < 4; ++r) {
@@ -128,6 +133,8 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) inline void multipl
     }
   }
 }
+
+#undef PACKATTN_EMULATOR_CLONES
 
 inline void mma_16x8x16(Element element, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Site site) {
   const int lane = this_thread().lane();
