@@ -17,9 +17,8 @@ struct RowRange {
     return first < last ? RowRange{first, last} : RowRange{INT_MAX, 0};
   }
   PACKATTN_DEVICE bool empty() const { return begin >= end; }
-  PACKATTN_DEVICE bool borders(const RowRange& before) const {
-    return !empty() && (before.empty() || begin >= before.end);
-  }
+  // Whether a component starts here (tile_table.cuh). An empty row before ends at 0, so it does.
+  PACKATTN_DEVICE bool borders(const RowRange& before) const { return !empty() && begin >= before.end; }
 };
 
 }  // namespace packattn::cuda

@@ -203,7 +203,7 @@ PACKATTN_DEVICE void sort_tiles(const TileTableTask& task, int32_t count, uint32
 
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) ptx::sts32(own + 4 * i, 0);
-  ptx::block_sync();
+  ptx::block_sync();  // counters are 0, and the tiles are in scratch
   for_each_tile(task, count, [&](int bucket, uint32_t same, int rank, const Tile&) {
     if (same != 0 && rank == 0) {  // one lane for each bucket
       ptx::sts32(counter(bucket), ptx::lds32(counter(bucket)) + static_cast<uint32_t>(ptx::popc(same)));
@@ -243,7 +243,6 @@ __global__ void __launch_bounds__(1024) tile_table_kernel(TileTableTask task) {
   const uint32_t shared = ptx::smem_base();
   const int32_t count = cut_into_tiles(task, shared);
   if (threadIdx.x == 0) ptx::store_global(task.table.count, count);
-  ptx::block_sync();  // the tiles are in scratch
   sort_tiles(task, count, shared);
 }
 

@@ -5,8 +5,10 @@ from mutation import NUMBERS, Mutation
 PROGRAMS = ["metadata_test.cpp"]
 KERNEL = "csrc/cuda/metadata.cuh"
 HOST = "csrc/cuda/metadata.cu"
+SCAN = "csrc/cuda/scan.cuh"
 
 MUTATIONS = [
+    Mutation("a scan overwrites the one before", SCAN, "  ptx::block_sync();  // the next scan may write there\n", ""),
     Mutation(
         "spans before a block's own are left out", KERNEL, "threadIdx.x < blockIdx.x ? one", "false ? one", NUMBERS
     ),
