@@ -295,7 +295,9 @@ std::vector<Case> more_cases() {
   add("windows of two", {300}, 64, 64).left = 1;
   add("windows of 95", {300}, 64, 64).left = 94;
   {
-    Case& c = add("more rounds than one, scores below 2^-126", std::vector<Document>(30, 9), 64, 64);
+    std::vector<Document> documents;
+    for (int n = 1; n <= 20; ++n) documents.emplace_back(n);
+    Case& c = add("more rounds than one, scores below 2^-126", documents, 64, 64);
     c.heads_q = 3, c.steep = 60.f;
   }
   return cases;
