@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -64,11 +65,31 @@ def test_packed_rows_bins_masks_and_lengths() -> None:
         ({}, [{"input_ids": [1, 2], "seq_lengths": [1]}], "seq_lengths of example 0 must add up to its 2 tokens"),
         ({}, [{"input_ids": [[1, 2]]}], "must be a flat list of integers"),
         ({}, [{"input_ids": [1.5]}], "must be a flat list of integers"),
+        ({}, [{"input_ids": "日本"}], "must be a flat list of integers"),
+        ({}, [None], "examples must be mappings, or lists of them, got NoneType"),
+        ({}, {"input_ids": [1]}, "wanted a list of examples, got one dict"),
+        ({}, [{"input_ids": [1, 0], "attention_mask": [1, 0]}], "attention_mask of example 0 must be of ones"),
+        ({}, [{"input_ids": [1, 2], "attention_mask": [1, 2]}], "attention_mask of example 0 must be of ones"),
+        ({}, [{"input_ids": [1, 2], "seq_lengths": [3, -1]}], "seq_lengths of example 0 must add up"),
+        ({"pad_token_id": None}, [], "pad_token_id must be an integer .*got NoneType"),
+        ({"pad_to_multiple_of": 4.0}, [], "pad_to_multiple_of must be an integer, got float"),
     ],
 )
 def test_refusals(options: dict[str, Any], examples: list[Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         PackedCollator(**options)(examples)
+
+
+def test_positions_that_restart_are_boundaries() -> None:
+    """Rows that others packed say where documents begin by their positions; without them they would be one document."""
+    row = {
+        "input_ids": [np.int64(n) for n in (1, 2, 3, 4, 5)],
+        "position_ids": [0, 1, 2, 0, 1],
+        "attention_mask": [1] * 5,
+    }
+    batch = PackedCollator()([row, {"input_ids": np.array([6], dtype=np.uint16), "position_ids": [0]}])
+    assert batch["cu_seq_lens_q"].tolist() == [0, 3, 5, 6]
+    assert PackedCollator()([{**row, "seq_lengths": [4, 1]}])["cu_seq_lens_q"].tolist() == [0, 4, 5]
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------
@@ -127,5 +148,8 @@ def test_nothing_trained() -> None:
         for average in ("token", "document", "pair"):
             assert loss_weights(labels, packing, average).sum() == 0
             assert count_units(labels, packing, average) == 0
+    for total in (-1, torch.tensor(-1)):
+        with pytest.raises(ValueError, match="total must not be negative"):
+            loss_weights(LABELS, PACKING, total=total)
     with pytest.raises(ValueError, match="average must be one of token, document, pair"):
         loss_weights(LABELS, PACKING, "mean")

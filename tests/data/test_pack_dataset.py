@@ -78,6 +78,16 @@ def test_a_slice_of_a_dataset_and_a_format() -> None:
     assert split(packed.with_format(None), "input_ids") == Counter(tuple(r) for r in made()["input_ids"][100:200] if r)
 
 
+def test_lists_of_fixed_size_large_ones_and_strings() -> None:
+    fixed = datasets.Features({"input_ids": datasets.Sequence(datasets.Value("int32"), length=2)})
+    large = datasets.Features({"input_ids": datasets.LargeList(datasets.Value("int32"))})
+    for features in (fixed, large):
+        packed = pack_dataset(datasets.Dataset.from_dict({"input_ids": [[1, 2], [3, 4]]}, features=features), 4)
+        assert packed["input_ids"][:] == [[1, 2, 3, 4]] and packed["seq_lengths"][:] == [[2, 2]]
+    packed = pack_dataset(datasets.Dataset.from_dict({"wörter": [["a", "日"], None, ["é"]]}), 4)
+    assert packed[0] == {"wörter": ["a", "日", "é"], "seq_lengths": [2, 1]}
+
+
 def test_no_rows() -> None:
     packed = pack_dataset(datasets.Dataset.from_dict({"input_ids": [[], []]}), 64)
     assert len(packed) == 0

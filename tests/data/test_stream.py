@@ -91,7 +91,7 @@ def test_stop_and_go_on_anywhere(
         assert taken + list(later) == whole
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.integers(0, 16), max_size=60),
     st.integers(1, 20),
@@ -154,6 +154,66 @@ def test_workers() -> None:
     whole = list(StreamPacker(docs, 64, window=50))
     loader = torch.utils.data.DataLoader(StreamPacker(docs, 64, window=50), batch_size=None, num_workers=2)
     assert list(loader) == whole
+
+
+def test_what_a_tokenizer_returns_is_measured_by_its_tokens() -> None:
+    """It is a mapping, but no dict: its own length is that of its columns."""
+    from collections import UserDict
+
+    docs = [UserDict({"input_ids": [1] * n, "attention_mask": [1] * n}) for n in (3, 2, 4)]
+    assert sorted(len(one) for one in StreamPacker(docs, 5)) == [1, 2]
+    assert all(sum(len(d["input_ids"]) for d in one) <= 5 for one in StreamPacker(docs, 5))
+
+
+def test_two_iterations_at_once_are_refused() -> None:
+    packer = StreamPacker([[i] for i in range(6)], 1, window=2)
+    first = iter(packer)
+    next(first)
+    second = iter(packer)
+    assert next(second) == [[1]], "it goes on where the first stopped"
+    with pytest.raises(RuntimeError, match="another iteration of this StreamPacker has begun"):
+        next(first)
+    assert list(second) == [[[2]], [[3]], [[4]], [[5]]]
+
+
+def test_source_that_can_be_read_once() -> None:
+    packer = StreamPacker(iter([[1], [2]]), 5)
+    assert sorted(names(list(packer))) == [1, 2]
+    with pytest.raises(ValueError, match="a list_iterator, which can be read once"):
+        list(packer)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (({"train": [[1]]}, 4), {}, "one split of a DatasetDict.*got dict"),
+        ((None, 4), {}, "must be an iterable of documents.*got NoneType"),
+        (([], 4.0), {}, "capacity must be an integer, got float"),
+        (([], 4), {"window": "1"}, "window must be an integer, got str"),
+        (([], 4), {"seed": -1}, r"seed must be 0 to 2\*\*32 - 1, got -1"),
+        (([], 4), {"seed": 1.5}, "seed must be an integer, got float"),
+        (([], 4), {"rank": 0, "world_size": 0}, "world_size must be at least 1, got 0"),
+        (([], 4), {"rank": "0", "world_size": 1}, "rank must be an integer, got str"),
+        (([1], 4), {}, "documents must have a length .* got int"),
+        (([{"text": "ä"}], 4), {}, r"documents must have input_ids .* got \['text'\]"),
+    ],
+    ids=str,
+)
+def test_wrong_types(arguments: Any, options: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        list(StreamPacker(*arguments, **options))
+
+
+@pytest.mark.parametrize("change", [{"next": -1}, {"next": 1.0}, {"carry": [5], "next": 2}, {"step": True}], ids=str)
+def test_states_that_are_none(change: dict[str, Any]) -> None:
+    packer = StreamPacker([[1]], 4)
+    with pytest.raises(ValueError, match="its numbers do not fit"):
+        packer.load_state_dict({**packer.state_dict(), **change})
+    with pytest.raises(TypeError, match="got NoneType"):
+        packer.load_state_dict(None)  # type: ignore[arg-type]
+    packer.load_state_dict({**packer.state_dict(), "next": 50})
+    with pytest.raises(ValueError, match="the source has 1 documents, but the state says that 50 were read"):
+        list(packer)
 
 
 def test_refusals() -> None:

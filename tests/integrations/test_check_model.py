@@ -268,9 +268,35 @@ def test_command_line_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert "BertForMaskedLM" in capsys.readouterr().out
 
 
+def test_documents_and_implementations_of_other_kinds() -> None:
+    model = FAMILIES["llama"].build()
+    report = verify.check_model(model, [[3, 4, 5], (6, 7)], implementations="packattn")
+    assert report.passed and {row.implementation for row in report.rows} == {"packattn"}
+    assert verify.check_model(model, torch.randint(3, 50, (2, 4)), implementations=("packattn",)).lengths == (4, 4)
+    for wrong, message in (
+        ([["日"]], "documents must be tensors of token ids, got list"),
+        ([torch.rand(3), torch.rand(2)], r"documents\[0\] must be int64"),
+        ([[3, 400], [4]], r"documents\[0\] must hold tokens of 0 to 60, got \[3, 400\]"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            verify.check_model(model, wrong, implementations=("packattn",))
+
+
+def test_model_that_takes_no_positions() -> None:
+    """Marian's decoder counts over the row; nothing leaks, but the documents are not where they are alone."""
+    from packattn.cli.check import random_model
+
+    report = verify.check_model(random_model("marian", 0), implementations=("packattn",))
+    assert {(row.verdict, row.leak) for row in report.rows} == {("differs", 0.0)}
+    assert "the model does not take position_ids" in report.failures()[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--random", "vit"], "ViTModel has no vocabulary"),
+        (["--random", "whisper"], "no small whisper can be made"),
+        (["--random", "zamba2"], "no small zamba2 can be made"),
         ([], "give a MODEL or --random ARCH"),
         (["x", "--random", "llama"], "only one of them"),
         (["--random", "nonsense"], "got 'nonsense'"),

@@ -79,6 +79,34 @@ def test_refusals(hf: Any) -> None:
         embed(model, [[1]], pooling="max")
 
 
+def test_documents_of_every_kind(hf: Any) -> None:
+    from packattn.integrations.encoders import embed
+
+    model = transformers.BertModel(FAMILIES["bert"].build().config).eval()
+    lists = [[3, 4, 5], [6], [7, 8]]
+    want = embed(model, lists)
+    for documents in (
+        [torch.tensor(d) for d in lists],
+        [np.array(d, dtype=np.uint16) for d in lists],
+        (d for d in lists),
+        tuple(tuple(d) for d in lists),
+    ):
+        assert torch.equal(embed(model, documents), want)
+    for documents, message in (
+        ("日本語", "got one str"),
+        ({"input_ids": lists}, "got one dict; pass the input_ids"),
+        (["日本", "é"], r"documents\[0\] must be a flat list of token ids, got '日本'"),
+        ([[3], [3.5]], r"documents\[1\] must be a flat list"),
+        ([[[3]]], r"documents\[0\] must be a flat list"),
+        ([[3], [61]], r"documents\[1\] must hold tokens of 0 to 60, got 61 to 61"),
+        ([[-1]], r"documents\[0\] must hold tokens of 0 to 60, got -1"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            embed(model, documents)
+    with pytest.raises(TypeError, match="BertForMaskedLM does not; load it with AutoModel"):
+        embed(FAMILIES["bert"].build(), lists)
+
+
 @pytest.mark.slow
 def test_minilm(hf: Any) -> None:
     """all-MiniLM-L6-v2, 1,000 sentences of mixed length."""

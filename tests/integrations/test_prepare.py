@@ -102,3 +102,15 @@ def test_mask_of_ids_inside_a_compiled_model(hf: Any) -> None:
         compiled(row, attention_mask=torch.ones_like(row), use_cache=False)
         with pytest.raises(RuntimeError, match="numbers the documents cannot be told from padding"):
             compiled(row, attention_mask=segments(LENGTHS, 1)[None].long(), use_cache=False)
+
+
+@pytest.mark.parametrize("name", ["position_ids", "seq_idx"])
+def test_numbers_that_are_not_whole_are_refused(hf: Any, name: str) -> None:
+    """Rounded, two documents may have one number."""
+    row = torch.cat(documents((5, 4)))[None]
+    model = FAMILIES["llama"].build()
+    with pytest.raises(ValueError, match="must be integers, got float32"):
+        model(row, **{name: segments((5, 4))[None] * 0.5}, use_cache=False)
+    hf.prepare(model)
+    with pytest.raises(ValueError, match="prepare: .* must be integers, got float32"):
+        model(row, **{name: segments((5, 4))[None] * 0.5}, use_cache=False)

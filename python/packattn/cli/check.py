@@ -8,7 +8,6 @@ not be loaded.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 from pathlib import Path
@@ -101,14 +100,18 @@ def run(args: argparse.Namespace) -> int:
         while bar is not None and bar.done < done:
             bar.advance()
 
-    report = check_model(
-        model,
-        implementations=names,
-        tolerance=args.tolerance,
-        seed=args.seed,
-        keys=args.picture is not None,
-        progress=advance,
-    )
+    try:
+        report = check_model(
+            model,
+            implementations=names,
+            tolerance=args.tolerance,
+            seed=args.seed,
+            keys=args.picture is not None,
+            progress=advance,
+        )
+    except (ValueError, TypeError) as error:  # a model that takes no rows of tokens
+        print(f"packattn check: {error}", file=sys.stderr)
+        return 2
     print(json.dumps(report.to_dict(), indent=2) if args.json else f"\n{report}")
     if args.picture:
         from packattn import plotting
@@ -166,9 +169,20 @@ def random_model(architecture: str, seed: int) -> Any:
         if name.endswith(("dropout", "dropout_prob", "_pdrop")):
             small[name] = 0.0
     torch.manual_seed(seed)
-    config = kind(**small)
+    try:
+        config = kind(**small)
+    except Exception as error:
+        raise ValueError(f"--random: no small {architecture} can be made: {error}") from error
     # Encoders have a causal head too, so the masked one comes first.
-    for auto in (transformers.AutoModelForMaskedLM, transformers.AutoModelForCausalLM, transformers.AutoModel):
-        with contextlib.suppress(ValueError):  # this head is not made for this type
-            return auto.from_config(config, attn_implementation="eager")
-    raise ValueError(f"--random: transformers has no model for the type {architecture!r}")
+    heads = (
+        (transformers.MODEL_FOR_MASKED_LM_MAPPING, transformers.AutoModelForMaskedLM),
+        (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.AutoModelForCausalLM),
+        (transformers.MODEL_MAPPING, transformers.AutoModel),
+    )
+    for mapping, auto in heads:
+        if kind in mapping:
+            try:
+                return auto.from_config(config, attn_implementation="eager")
+            except Exception as error:
+                raise ValueError(f"--random: no small {architecture} can be made: {error}") from error
+    raise ValueError(f"--random: transformers has no model of tokens for the type {architecture!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
@@ -34,8 +35,9 @@ class PackedCollator:
 
     An example is a mapping with ``input_ids``, and optionally ``labels`` (default: the tokens), a mask of trained
     tokens (``completion_mask``, ``assistant_masks``: labels where it is 0 become ``ignore_index``), and ``seq_lengths``,
-    if it holds several documents already (:func:`packattn.pack_dataset`, TRL). A sequence of examples is taken as such
-    (the bins of :class:`StreamPacker`).
+    if it holds several documents already (:func:`packattn.pack_dataset`, TRL); without them, ``position_ids`` that restart
+    say so. An ``attention_mask`` may be there, but must be of ones: padded examples are refused. A sequence of examples is
+    taken as such (the bins of :class:`StreamPacker`).
     """
 
     def __init__(
@@ -48,14 +50,22 @@ class PackedCollator:
     ) -> None:
         if tail not in get_args(Tail):
             raise ValueError(f"PackedCollator: tail must be one of {', '.join(get_args(Tail))}, got {tail!r}")
+        if not isinstance(pad_token_id, int):
+            raise TypeError(
+                f"PackedCollator: pad_token_id must be an integer (a tokenizer may have none), got {type(pad_token_id).__name__}"
+            )
         for name, value in (("pad_to_multiple_of", pad_to_multiple_of), ("length", length)):
+            if value is not None and not isinstance(value, int):
+                raise TypeError(f"PackedCollator: {name} must be an integer, got {type(value).__name__}")
             if value is not None and value < 1:
                 raise ValueError(f"PackedCollator: {name} must be at least 1, got {value}")
         self.pad_token_id, self.pad_to_multiple_of, self.length = pad_token_id, pad_to_multiple_of, length
         self.tail, self.ignore_index = tail, ignore_index
 
     def __call__(self, examples: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-        flat = [e for one in examples for e in ([one] if isinstance(one, Mapping) else one)]
+        if isinstance(examples, (Mapping, str)):
+            raise TypeError(f"PackedCollator: wanted a list of examples, got one {type(examples).__name__}")
+        flat = [e for one in examples for e in ([one] if isinstance(one, Mapping) else _bin(one))]
         tokens: list[int] = []
         labels: list[int] = []
         lengths: list[int] = []
@@ -68,8 +78,8 @@ class PackedCollator:
                     _same(number, mask, kept, ids)
                     given = [x if keep else self.ignore_index for x, keep in zip(given, kept, strict=True)]
             _same(number, "labels", given, ids)
-            parts = [len(ids)] if example.get("seq_lengths") is None else _ints(example, "seq_lengths", number)
-            if sum(parts) != len(ids):
+            parts = _parts(example, number, ids)
+            if sum(parts) != len(ids) or min(parts, default=0) < 0:
                 raise ValueError(
                     f"PackedCollator: seq_lengths of example {number} must add up to its {len(ids)} tokens, got {sum(parts)}"
                 )
@@ -110,14 +120,40 @@ class PackedCollator:
         }
 
 
+def _bin(one: Any) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(one, Sequence) or not all(isinstance(example, Mapping) for example in one):
+        raise TypeError(f"PackedCollator: examples must be mappings, or lists of them, got {type(one).__name__}")
+    return one
+
+
+def _parts(example: Mapping[str, Any], number: int, ids: list[int]) -> list[int]:
+    """The lengths of the documents of an example."""
+    known = example.get("seq_lengths") is not None
+    if example.get("attention_mask") is not None:
+        mask = _ints(example, "attention_mask", number)
+        _same(number, "attention_mask", mask, ids)
+        if not all(mask) or (not known and any(n != 1 for n in mask)):
+            raise ValueError(
+                f"PackedCollator: attention_mask of example {number} must be of ones; pass examples without padding, and "
+                "seq_lengths for one that holds several documents"
+            )
+    if known:
+        return _ints(example, "seq_lengths", number)
+    if example.get("position_ids") is not None and ids:
+        positions = _ints(example, "position_ids", number)
+        _same(number, "position_ids", positions, ids)
+        return Packing.from_position_ids(torch.tensor(positions)).lengths.tolist()
+    return [len(ids)]
+
+
 def _ints(example: Mapping[str, Any], name: str, number: int) -> list[int]:
     if name not in example:
         raise ValueError(f"PackedCollator: example {number} must have {name}, got {sorted(example)}")
     values = example[name]
     values = values.tolist() if hasattr(values, "tolist") else list(values)
-    if any(not isinstance(x, int) for x in values):
+    if any(not isinstance(x, Integral) for x in values):
         raise TypeError(f"PackedCollator: {name} of example {number} must be a flat list of integers")
-    return values
+    return [int(x) for x in values]
 
 
 def _same(number: int, name: str, values: list[int], ids: list[int]) -> None:

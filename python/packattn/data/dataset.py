@@ -83,7 +83,8 @@ def _lengths(arrow: datasets.Dataset) -> np.ndarray[Any, np.dtype[np.int64]]:
         table = arrow[start : start + 10_000]
         first: np.ndarray[Any, np.dtype[np.int64]] | None = None
         for name, column in zip(table.column_names, table.columns, strict=True):
-            if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+            kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+            if not any(kind(column.type) for kind in kinds):
                 raise ValueError(
                     f"pack_dataset: column {name!r} must hold lists, got {column.type}; remove it with "
                     f"dataset.remove_columns([{name!r}])"
@@ -113,6 +114,8 @@ def _gather(batch: dict[str, list[int]], source: datasets.Dataset, bins: Bins, r
     row_ends = np.cumsum([int(bins.lengths[p].sum()) for p in parts])
     columns = []
     for column in table.columns:
+        if pa.types.is_fixed_size_list(column.type):  # rows of a packed dataset are of any length
+            column = column.cast(pa.list_(column.type.value_type))
         whole = column.combine_chunks()
         whole = whole.chunks[0] if isinstance(whole, pa.ChunkedArray) else whole
         offsets = whole.offsets.to_numpy().astype(np.int64)[:-1] - int(whole.offsets[0].as_py())

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from .. import checks
 from ..labels import mask_labels
 from ..packing import Packing
 
@@ -45,6 +46,8 @@ def loss_weights(
     trained, unit = _units(labels, packing, average, shifted, ignore_index)
     size = torch.zeros(trained.numel() + 1, dtype=torch.float32, device=labels.device)
     size = size.scatter_add(0, unit, trained.float())
+    if total is not None and (not isinstance(total, Tensor) or checks.readable(total)) and bool(total < 0):
+        raise ValueError(f"loss_weights: total must not be negative, got {total}")
     units = (size > 0).sum() if total is None else torch.as_tensor(total, device=labels.device)
     weights = torch.where(trained, 1 / size[unit].clamp(min=1), 0) / units.clamp(min=1)
     return weights.reshape(labels.shape)

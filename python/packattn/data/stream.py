@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -61,11 +62,21 @@ class StreamPacker(IterableDataset[list[Any]]):
         length: Callable[[Any], int] | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(source, Mapping) or not hasattr(source, "__iter__") and not hasattr(source, "__getitem__"):
+            raise TypeError(
+                f"StreamPacker: source must be an iterable of documents (one split of a DatasetDict), got {type(source).__name__}"
+            )
+        capacity, window = _whole("capacity", capacity), _whole("window", window)
+        if seed is not None and not 0 <= _whole("seed", seed) < 2**32:
+            raise ValueError(f"StreamPacker: seed must be 0 to 2**32 - 1, got {seed}")
         if (rank is None) != (world_size is None):
             raise ValueError("StreamPacker: rank and world_size must be given together")
         if rank is None or world_size is None:
             ready = torch.distributed.is_available() and torch.distributed.is_initialized()
             rank, world_size = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if ready else (0, 1)
+        rank, world_size = _whole("rank", rank), _whole("world_size", world_size)
+        if world_size < 1:
+            raise ValueError(f"StreamPacker: world_size must be at least 1, got {world_size}")
         if not 0 <= rank < world_size:
             raise ValueError(f"StreamPacker: rank must be 0 to {world_size - 1}, got {rank}")
         if window < 1 or capacity < 1:
@@ -76,6 +87,8 @@ class StreamPacker(IterableDataset[list[Any]]):
         self.drop_last, self.rank, self.world_size = drop_last, rank, world_size
         self.length = _length if length is None else length
         self._state = self._fresh(0)
+        self._begun = 0  # iterations
+        self._spent = False  # a source that can be read once has been
 
     def _fresh(self, epoch: int) -> dict[str, Any]:
         # next: the first document of the stream that no window has taken. carry: documents before it that are not yielded
@@ -85,6 +98,8 @@ class StreamPacker(IterableDataset[list[Any]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch anew (its number changes the shuffle)."""
+        if _whole("epoch", epoch) < 0:
+            raise ValueError(f"StreamPacker: epoch must not be negative, got {epoch}")
         self._state = self._fresh(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -98,6 +113,8 @@ class StreamPacker(IterableDataset[list[Any]]):
         Raises:
             ValueError: a state of another version or of other settings, under which the bins would be others.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"StreamPacker: state must be what state_dict() returns, got {type(state).__name__}")
         if state.get("version") != _VERSION:
             raise ValueError(f"StreamPacker: state must be of version {_VERSION}, got {state.get('version')!r}")
         missing = [name for name in (*self._fresh(0), *_SETTINGS) if name not in state]
@@ -108,12 +125,21 @@ class StreamPacker(IterableDataset[list[Any]]):
                 raise ValueError(
                     f"StreamPacker: state was taken with {name} = {state[name]}, this one has {getattr(self, name)}"
                 )
-        self._state = {key: state[key] for key in self._fresh(0)}
-        self._state["carry"] = list(state["carry"])
+        carry = list(state["carry"])
+        numbers = [state[name] for name in ("epoch", "next", "step", "done")] + carry
+        if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in numbers) or any(
+            place >= state["next"] for place in carry
+        ):
+            raise ValueError(
+                f"StreamPacker: state must be what state_dict() returns, its numbers do not fit: {dict(state)}"
+            )
+        self._state = {**{key: state[key] for key in self._fresh(0)}, "carry": carry}
 
     def __iter__(self) -> Iterator[list[Any]]:
         """From where the last iteration stopped (or the loaded state says) to the end of the epoch; the iteration after
         that is the next epoch. ``set_epoch`` begins anew."""
+        self._begun += 1
+        mine = self._begun
         worker = get_worker_info()
         workers, number = (1, 0) if worker is None else (worker.num_workers, worker.id)
         stream = self._stream()
@@ -126,6 +152,11 @@ class StreamPacker(IterableDataset[list[Any]]):
             for step, bins in enumerate(steps):
                 if step < self._state["step"]:
                     continue
+                if mine != self._begun:
+                    raise RuntimeError(
+                        "StreamPacker: another iteration of this StreamPacker has begun; two of them would share its state, and "
+                        "yield documents twice"
+                    )
                 self._state["step"] = step + 1
                 if (self._state["done"] + step) % workers == number:
                     yield [documents[place] for place in bins[self.rank]]
@@ -143,6 +174,10 @@ class StreamPacker(IterableDataset[list[Any]]):
         if hasattr(self.source, "__getitem__") and hasattr(self.source, "__len__"):
             source: Any = self.source
             order = np.arange(len(source))
+            if start > len(order):
+                raise ValueError(
+                    f"StreamPacker: the source has {len(order)} documents, but the state says that {start} were read"
+                )
             if self.seed is not None:
                 np.random.RandomState([self.seed, self._state["epoch"]]).shuffle(order)
             for place in (*carry, *range(start, len(order))):
@@ -151,6 +186,13 @@ class StreamPacker(IterableDataset[list[Any]]):
         kept: dict[int, Any] = {}
         wanted = set(carry)
         iterator = iter(self.source)
+        if iterator is self.source:
+            if self._spent:
+                raise ValueError(
+                    f"StreamPacker: source is a {type(iterator).__name__}, which can be read once; pass something that can be "
+                    "iterated again (a list, a Dataset, an IterableDataset)"
+                )
+            self._spent = True
         for place in range(start):
             try:
                 document = next(iterator)
@@ -227,11 +269,16 @@ class StreamPacker(IterableDataset[list[Any]]):
 
     def _divide(self, bins: list[list[int]], wanted: int, size: dict[int, int]) -> list[list[int]]:
         """As many bins as wanted, as far as there are documents (that have tokens) for them; in the same order."""
-        bins = list(bins)
 
         def filled(one: list[int]) -> list[int]:
             return [n for n, place in enumerate(one) if size[place]]
 
+        given, bins = bins, []
+        for one in given:  # documents of no tokens are no bin of their own
+            if bins and not (filled(one) and filled(bins[-1])):
+                bins[-1] = [*bins[-1], *one]
+            else:
+                bins.append(list(one))
         while len(bins) < wanted:
             most = max(range(len(bins)), key=lambda b: len(filled(bins[b])))
             one, inside = bins[most], filled(bins[most])
@@ -243,6 +290,20 @@ class StreamPacker(IterableDataset[list[Any]]):
 
 
 def _length(document: Any) -> int:
-    if isinstance(document, dict):
+    if isinstance(document, Mapping):
+        if "input_ids" not in document:
+            raise ValueError(f"StreamPacker: documents must have input_ids (or pass length=), got {sorted(document)}")
         return len(document["input_ids"])
-    return len(document)
+    try:
+        return len(document)
+    except TypeError:
+        raise TypeError(
+            f"StreamPacker: documents must have a length (or pass length=), got {type(document).__name__}"
+        ) from None
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"StreamPacker: {name} must be an integer, got {type(value).__name__}") from None

@@ -122,6 +122,8 @@ def _ids(named: Documents, mask: Any, size: torch.Size) -> tuple[Tensor | None, 
 
 
 def _like(ids: Tensor, name: str, size: torch.Size) -> Tensor:
+    if ids.is_floating_point():
+        raise ValueError(f"prepare: {name} must be integers, got {checks.describe(ids)}")
     if ids.dim() not in (1, 2) or ids.shape[-1] != size[1] or (ids.dim() == 2 and ids.shape[0] not in (1, size[0])):
         raise ValueError(
             f"prepare: {name} must be [{size[0]} or 1, {size[1]}] like input_ids {list(size)}, got {checks.describe(ids)}"

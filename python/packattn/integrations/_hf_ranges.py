@@ -375,6 +375,8 @@ def _documents(
         raise ValueError(
             f"packattn: {name} must be [{batch} or 1, {queries}] like the queries, got {checks.describe(ids)}"
         )
+    if ids.is_floating_point():  # rounded, two documents may have one number
+        raise ValueError(f"packattn: {name} must be integers, got {checks.describe(ids)}")
     ids = ids.long().expand(batch, queries)
     if queries == keys:
         begin, end = document_bounds(ids, step, real)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -38,7 +38,9 @@ def embed(
         progress(done, total): called after each row.
 
     Raises:
-        ValueError: another attention implementation, an empty document, or one longer than the capacity or the model.
+        TypeError: documents that are no lists of token ids.
+        ValueError: another attention implementation, an empty document, one longer than the capacity or the model, or a
+            token that the model does not have.
     """
     if hf.attention is not ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation):
         raise ValueError(
@@ -48,19 +50,44 @@ def embed(
         )
     if pooling not in ("mean", "cls"):
         raise ValueError(f'embed: pooling must be "mean" or "cls", got {pooling!r}')
-    lengths = np.array([len(d) for d in documents], dtype=np.int64)
+    tokens = _tokens(model, documents)
+    lengths = np.array([d.numel() for d in tokens], dtype=np.int64)
     longest = getattr(model.config, "max_position_embeddings", None)
     first = hf.first_position(model)
     limit = capacity if longest is None else min(capacity, longest - first)
     for number in np.flatnonzero((lengths == 0) | (lengths > limit)):
         raise ValueError(f"embed: documents must have 1 to {limit} tokens, document {number} has {lengths[number]}")
     with eval_mode(model):
-        return _embed(model, documents, pack(lengths, capacity), first, pooling, normalize, progress)
+        return _embed(model, tokens, pack(lengths, capacity), first, pooling, normalize, progress)
+
+
+def _tokens(model: Any, documents: Any) -> list[Tensor]:
+    if isinstance(documents, (str, Mapping)):
+        raise TypeError(
+            f"embed: documents must be lists of token ids, got one {type(documents).__name__}; pass the input_ids of a "
+            "tokenizer that does not pad"
+        )
+    tokens = []
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    for number, document in enumerate(documents):
+        try:
+            ids = torch.as_tensor(document)
+        except (TypeError, ValueError, RuntimeError):
+            ids = torch.zeros(1, 1)
+        if ids.dim() != 1 or (ids.numel() and (ids.is_floating_point() or ids.dtype == torch.bool)):
+            raise TypeError(f"embed: documents[{number}] must be a flat list of token ids, got {str(document)[:60]!r}")
+        ids = ids.long()
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+            raise ValueError(
+                f"embed: documents[{number}] must hold tokens of 0 to {vocabulary - 1}, got {int(ids.min())} to {int(ids.max())}"
+            )
+        tokens.append(ids)
+    return tokens
 
 
 def _embed(
     model: Any,
-    documents: Sequence[Sequence[int]],
+    documents: list[Tensor],
     bins: Bins,
     first: int,
     pooling: str,
@@ -70,10 +97,16 @@ def _embed(
     result: Tensor | None = None
     for done, row in enumerate(bins):
         items = [item for item, _, _ in row]
-        ids = torch.tensor([t for item in items for t in documents[item]], device=model.device)
+        ids = torch.cat([documents[item] for item in items]).to(model.device)
         packing = Packing.from_lengths([length for _, _, length in row], device=model.device)
         positions = packing.position_ids[None] + first
-        out = model(ids[None], position_ids=positions, packing=packing).last_hidden_state[0].float()
+        out = getattr(model(ids[None], position_ids=positions, packing=packing), "last_hidden_state", None)
+        if out is None:
+            raise TypeError(
+                f"embed: model must return last_hidden_state, {type(model).__name__} does not; load it with AutoModel, or pass "
+                "model.base_model"
+            )
+        out = out[0].float()
         if pooling == "cls":
             pooled = out[packing.starts.long()]
         else:

@@ -23,7 +23,7 @@ from ..packing import Packing
 from .model_report import KeyInfluence, ModelReport, WayReport
 from .positions import check_positions
 from .report import difference, rows_moved, spans_of
-from .ways import NO_CACHE, OTHER_LAYERS, PACKATTN, WAYS, Arguments, Way
+from .ways import NO_CACHE, OTHER_LAYERS, OTHER_POSITIONS, PACKATTN, WAYS, Arguments, Way
 
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "packattn")
 # Largest error of packed against alone, relative to the largest logit of the document (other matrix shapes round
@@ -74,6 +74,7 @@ def check_model(
     if not isinstance(model, transformers.PreTrainedModel):
         raise TypeError(f"check_model: model must be a transformers PreTrainedModel, got {type(model).__name__}")
     tokens = _documents(model, documents, seed)
+    implementations = (implementations,) if isinstance(implementations, str) else tuple(implementations)
     hf.register()
     total, done = len(implementations) * len(ways), 0
     rows: list[WayReport] = []
@@ -123,20 +124,38 @@ def _mend(rows: list[WayReport]) -> list[WayReport]:
     """Advice that holds: where the plainest call fails too, no other call of this implementation helps."""
     if not rows or rows[0].passed or rows[0].verdict == "not run":
         return rows
-    note = PACKATTN if rows[0].implementation != "packattn" else OTHER_LAYERS
-    return [row if row.passed or row.verdict == "not run" else dataclasses.replace(row, note=note) for row in rows]
+    return [
+        row
+        if row.passed or row.verdict == "not run"
+        else dataclasses.replace(
+            row,
+            note=PACKATTN if row.implementation != "packattn" else OTHER_LAYERS if row.leak else OTHER_POSITIONS,
+        )
+        for row in rows
+    ]
 
 
 def _documents(model: Any, documents: Sequence[Tensor] | None, seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
+    vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
+    if vocabulary is None:
+        raise ValueError(f"check_model: {type(model).__name__} has no vocabulary; it does not take rows of tokens")
     if documents is None:
-        vocabulary = model.config.get_text_config().vocab_size
         lengths = (7, 12, 1, 9)
-        documents = [torch.randint(3, vocabulary, (n,), generator=generator) for n in lengths]
-    tokens = [d for d in documents if d.numel()]
+        documents = [torch.randint(min(3, vocabulary - 2), vocabulary, (n,), generator=generator) for n in lengths]
+    try:
+        tokens = [d for d in map(torch.as_tensor, documents) if d.numel()]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"check_model: documents must be tensors of token ids, got {type(documents).__name__}"
+        ) from error
     for number, d in enumerate(tokens):
         if d.dim() != 1 or d.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"check_model: documents[{number}] must be int64 [length], got {d.dtype} {list(d.shape)}")
+        if int(d.min()) < 0 or int(d.max()) >= vocabulary:
+            raise ValueError(
+                f"check_model: documents[{number}] must hold tokens of 0 to {vocabulary - 1}, got {d.tolist()[:20]}"
+            )
     if len(tokens) < 2:
         raise ValueError(f"check_model: documents must hold at least two with tokens, got {len(tokens)}")
     if torch.cat(tokens).unique().numel() < 2:  # one is replaced by others of these tokens, to see what it moves

@@ -57,6 +57,10 @@ OTHER_LAYERS = (
     "layers other than attention mix the documents (linear attention and convolutions need seq_idx and cu_seq_lens, and "
     "often a package that takes them); if there are none, please report this"
 )
+OTHER_POSITIONS = (
+    "nothing leaks, but the logits are not those of the documents alone: the model does not take position_ids, or counts "
+    "positions over the row in another way; give each document a row of its own"
+)
 _SAY = "model(input_ids, position_ids=position_ids, use_cache=False) and no attention_mask"
 
 WAYS = (
