@@ -37,6 +37,7 @@ struct BackwardKeyShape {
   static constexpr int kStats = kDout + STAGES * kDoutBytes, kRanges = kStats + STAGES * ROWS * 8;
   static constexpr int kExchange = kRanges + WARPS * kWarpKeys * 8, kSharedBytes = kExchange + WARPS * kExchangeBytes;
   static_assert(ROWS % SLICE == 0 && kPart % 16 == 0 && ROWS <= kThreads);
+  static_assert((SPLIT & (SPLIT - 1)) == 0);
   static_assert(SPLIT == 1 || (kColumns % 64 == 0 && kColumnsV % 64 == 0));  // what the swizzle permutes stays whole
 };
 
@@ -50,7 +51,7 @@ PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int he
   constexpr int NT = S::kPart / 8;
   constexpr bool KEY_IN_REGISTERS = S::kKeyInRegisters && !SOFTCAP;
   const int thread = ptx::thread_index(), lane = thread % 32, warp = uniform(thread / 32);
-  const int group = warp / SPLIT, part = warp % SPLIT;
+  const int group = warp / SPLIT, part = warp & (SPLIT - 1);
   const int own = group * S::kWarpKeys;  // this warp's first key in the tile
   const uint32_t base = ptx::smem_base();
   const int heads = task.heads_q / task.heads_k, first_head = head * heads;
@@ -60,28 +61,45 @@ PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int he
   {
     tile::Source key = tile::source_at<D>(task.key.data, task.key.row_stride, task.key.head_stride, head, keys.row,
                                           task.head_dim, thread);
-    tile::copy_rows<D, S::kKeys, S::kThreads>(base + S::kKey, key, keys.rows, thread);
+    tile::copy_rows<D, S::kKeys, S::kThreads>(base + S::kKey, key, keys.rows);
     tile::Source value = tile::source_at<DV>(task.value.data, task.value.row_stride, task.value.head_stride, head,
                                              keys.row, task.head_dim_v, thread);
-    tile::copy_rows<DV, S::kKeys, S::kThreads>(base + S::kValue, value, keys.rows, thread);
+    tile::copy_rows<DV, S::kKeys, S::kThreads>(base + S::kValue, value, keys.rows);
   }
   ptx::cp_async_commit();
-  // Rows at or past the range of the tile may belong to another document: zeros, in every operand.
-  const auto fetch = [&](int buffer, int query_head, int row) {
+  // Where the next rows are copied from. Addresses walk on with them, which saves instructions; at 64 columns, where no
+  // register is left, they are worked out anew for every copy.
+  constexpr bool WALK = D > 64;
+  tile::Source query, dout;
+  const float2* stats = nullptr;
+  const auto seek = [&](int query_head, int row) {
+    const int thread = ptx::thread_index();
+    query = tile::source_at<D>(task.query.data, task.query.row_stride, task.query.head_stride, query_head, row,
+                               task.head_dim, thread);
+    dout = tile::source_at<DV>(task.dout.data, task.dout.row_stride, task.dout.head_stride, query_head, row,
+                               task.head_dim_v, thread);
+    stats = static_cast<const float2*>(task.scratch) + query_head * task.total_q + row + thread;
+  };
+  // Copies ROWS rows. Those at or past the range of the tile may belong to another document: zeros, in every operand.
+  const auto fetch = [&](int buffer, int row) {
     const int thread = ptx::thread_index(), valid = keys.end - row;
-    tile::Source query = tile::source_at<D>(task.query.data, task.query.row_stride, task.query.head_stride, query_head,
-                                            row, task.head_dim, thread);
-    tile::copy_rows<D, ROWS, S::kThreads>(base + S::kQuery + buffer * S::kQueryBytes, query, valid, thread);
-    tile::Source dout = tile::source_at<DV>(task.dout.data, task.dout.row_stride, task.dout.head_stride, query_head,
-                                            row, task.head_dim_v, thread);
-    tile::copy_rows<DV, ROWS, S::kThreads>(base + S::kDout + buffer * S::kDoutBytes, dout, valid, thread);
+    tile::copy_rows<D, ROWS, S::kThreads>(base + S::kQuery + buffer * S::kQueryBytes, query, valid);
+    tile::copy_rows<DV, ROWS, S::kThreads>(base + S::kDout + buffer * S::kDoutBytes, dout, valid);
     if (thread < ROWS) {
-      const float2* stats = static_cast<const float2*>(task.scratch) + query_head * task.total_q + row;
-      ptx::cp_async8(base + S::kStats + (buffer * ROWS + thread) * 8, stats + (thread < valid ? thread : 0),
+      ptx::cp_async8(base + S::kStats + (buffer * ROWS + thread) * 8, thread < valid ? stats : task.scratch,
                      thread < valid);
     }
+    stats += ROWS;
+    if constexpr (WALK) {
+      ptx::hold(query.next);
+      ptx::hold(dout.next);
+      ptx::hold(stats);
+    }
   };
-  if (first_head < past_head) fetch(0, first_head, keys.begin);
+  if (first_head < past_head) {
+    seek(first_head, keys.begin);
+    fetch(0, keys.begin);
+  }
   ptx::cp_async_commit();
   const uint32_t ranges = base + S::kRanges + warp * S::kWarpKeys * 8;
   const tile::Span span =
@@ -104,36 +122,41 @@ PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int he
   while (query_head < past_head) {
     ptx::cp_async_wait<0>();
     ptx::block_sync();  // B2: these rows are there; all warps are done with the other buffer
-    const bool wrap = row + ROWS >= keys.end;
-    const int next_head = query_head + wrap, next_row = wrap ? keys.begin : row + ROWS;
+    int next_row = row + ROWS, next_head = query_head;
+    if (next_row >= keys.end) {
+      next_row = keys.begin;
+      ++next_head;
+      if (WALK && next_head < past_head) seek(next_head, next_row);
+    }
     if constexpr (S::STAGES > 1) {
-      if (next_head < past_head) fetch(buffer ^ 1, next_head, next_row);
+      if (!WALK && next_head < past_head) seek(next_head, next_row);
+      if (next_head < past_head) fetch(buffer ^ 1, next_row);
       ptx::cp_async_commit();
     }
 #pragma unroll 1
     for (int at = 0; at < ROWS; at += SLICE) {
       const int slice = row + at, mine = slice + part * S::kPart;  // first query: of the slice, of this warp's scores
       if (slice + SLICE <= span.some_begin || slice >= span.some_end) continue;
-      const uint32_t query = base + S::kQuery + buffer * S::kQueryBytes,
-                     dout = base + S::kDout + buffer * S::kDoutBytes;
+      const uint32_t queries = base + S::kQuery + buffer * S::kQueryBytes;
+      const uint32_t douts = base + S::kDout + buffer * S::kDoutBytes;
       const int from = at + part * S::kPart;
       float s[MT][NT][4], dp[MT][NT][4];
       tile::zero(s);
       if constexpr (KEY_IN_REGISTERS) {
-        tile::multiply_rows<T, D>(s, kf, query + from * D * 2 + tile::lane_b<D>(lane));
+        tile::multiply_rows<T, D>(s, kf, queries + from * D * 2 + tile::lane_b<D>(lane));
       } else {
-        tile::multiply_rows<T, D, D / 16>(s, key_a, query + from * D * 2 + tile::lane_b<D>(lane));
+        tile::multiply_rows<T, D, D / 16>(s, key_a, queries + from * D * 2 + tile::lane_b<D>(lane));
       }
       tile::zero(dp);
       if constexpr (S::kValueInRegisters) {
-        tile::multiply_rows<T, DV>(dp, vf, dout + from * DV * 2 + tile::lane_b<DV>(lane));
+        tile::multiply_rows<T, DV>(dp, vf, douts + from * DV * 2 + tile::lane_b<DV>(lane));
       } else {
-        tile::multiply_rows<T, DV, DV / 16>(dp, value_a, dout + from * DV * 2 + tile::lane_b<DV>(lane));
+        tile::multiply_rows<T, DV, DV / 16>(dp, value_a, douts + from * DV * 2 + tile::lane_b<DV>(lane));
       }
-      const uint32_t stats = base + S::kStats + (buffer * ROWS + from + lane % 4 * 2) * 8;
+      const uint32_t row_stats = base + S::kStats + (buffer * ROWS + from + lane % 4 * 2) * 8;
 #pragma unroll
       for (int n = 0; n < NT; ++n) {
-        const float4 x = ptx::lds128f(stats + n * 64);  // of two queries
+        const float4 x = ptx::lds128f(row_stats + n * 64);  // of two queries
 #pragma unroll
         for (int m = 0; m < MT; ++m) {
 #pragma unroll
@@ -152,8 +175,8 @@ PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int he
           for (int j = 0; j < 4; ++j) dp[m][n][j] *= s[m][n][j];
         }
       }
-      const uint32_t query_b = query + part * S::kColumns * 2 + tile::lane_a<D>(lane);
-      const uint32_t dout_b = dout + part * S::kColumnsV * 2 + tile::lane_a<DV>(lane);
+      const uint32_t query_b = queries + part * S::kColumns * 2 + tile::lane_a<D>(lane);
+      const uint32_t dout_b = douts + part * S::kColumnsV * 2 + tile::lane_a<DV>(lane);
       uint32_t p[MT][NT / 2][4], ds[MT][NT / 2][4];
       tile::as_operand<T>(p, s);
       tile::as_operand<T>(ds, dp);
@@ -169,7 +192,7 @@ PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int he
         ptx::named_sync(1 + group, SPLIT * 32);  // B4: the others' weights are there
 #pragma unroll
         for (int i = 1; i < SPLIT; ++i) {
-          const int other = (part + i) % SPLIT, theirs = at + other * S::kPart;
+          const int other = (part + i) & (SPLIT - 1), theirs = at + other * S::kPart;
           const uint32_t exchange = base + S::kExchange + (group * SPLIT + other) * S::kExchangeBytes;
           get_operands(p, exchange, lane);
           tile::multiply_columns<T, DV>(dv, p, dout_b + theirs * DV * 2);
@@ -180,7 +203,8 @@ PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int he
     }
     if constexpr (S::STAGES == 1) {
       ptx::block_sync();  // B5: all warps are done with the one buffer
-      if (next_head < past_head) fetch(0, next_head, next_row);
+      if (!WALK && next_head < past_head) seek(next_head, next_row);
+      if (next_head < past_head) fetch(0, next_row);
       ptx::cp_async_commit();
     }
     row = next_row, query_head = next_head;

@@ -34,6 +34,7 @@ struct BackwardQueryShape {
   static constexpr int kExchange = kRanges + WARPS * kWarpRows * 8;
   static constexpr int kSharedBytes = kExchange + WARPS * kExchangeBytes;
   static_assert(KEYS % SLICE == 0 && kPart % 16 == 0);
+  static_assert((SPLIT & (SPLIT - 1)) == 0);
   static_assert(SPLIT == 1 || kColumns % 64 == 0);  // what the swizzle permutes stays whole
 };
 
@@ -46,7 +47,7 @@ PACKATTN_DEVICE void query_tile(const BackwardTask& task, const Tile& rows, int 
   constexpr int D = S::D, DV = S::DV, SPLIT = S::SPLIT, MT = S::MT, KEYS = S::KEYS, SLICE = S::SLICE;
   constexpr int NT = S::kPart / 8;
   const int thread = ptx::thread_index(), lane = thread % 32, warp = uniform(thread / 32);
-  const int group = warp / SPLIT, part = warp % SPLIT;
+  const int group = warp / SPLIT, part = warp & (SPLIT - 1);
   const int own = group * S::kWarpRows;  // this warp's first row in the tile
   const uint32_t base = ptx::smem_base();
   const int key_head = head / (task.heads_q / task.heads_k);
@@ -55,21 +56,24 @@ PACKATTN_DEVICE void query_tile(const BackwardTask& task, const Tile& rows, int 
   {
     tile::Source query = tile::source_at<D>(task.query.data, task.query.row_stride, task.query.head_stride, head,
                                             rows.row, task.head_dim, thread);
-    tile::copy_rows<D, S::kRows, S::kThreads>(base + S::kQuery, query, rows.rows, thread);
+    tile::copy_rows<D, S::kRows, S::kThreads>(base + S::kQuery, query, rows.rows);
     tile::Source dout = tile::source_at<DV>(task.dout.data, task.dout.row_stride, task.dout.head_stride, head, rows.row,
                                             task.head_dim_v, thread);
-    tile::copy_rows<DV, S::kRows, S::kThreads>(base + S::kDout, dout, rows.rows, thread);
+    tile::copy_rows<DV, S::kRows, S::kThreads>(base + S::kDout, dout, rows.rows);
   }
   ptx::cp_async_commit();
   // Keys at or past the range of the tile may belong to another document: zeros.
-  const auto fetch = [&](int buffer, int row) {
-    const int thread = ptx::thread_index();
-    tile::Source key = tile::source_at<D>(task.key.data, task.key.row_stride, task.key.head_stride, key_head, row,
-                                          task.head_dim, thread);
-    tile::copy_rows<D, KEYS, S::kThreads>(base + S::kKey + buffer * S::kKeyBytes, key, rows.end - row, thread);
-    tile::Source value = tile::source_at<DV>(task.value.data, task.value.row_stride, task.value.head_stride, key_head,
-                                             row, task.head_dim_v, thread);
-    tile::copy_rows<DV, KEYS, S::kThreads>(base + S::kValue + buffer * S::kValueBytes, value, rows.end - row, thread);
+  tile::Source key = tile::source_at<D>(task.key.data, task.key.row_stride, task.key.head_stride, key_head, rows.begin,
+                                        task.head_dim, thread);
+  tile::Source value = tile::source_at<DV>(task.value.data, task.value.row_stride, task.value.head_stride, key_head,
+                                           rows.begin, task.head_dim_v, thread);
+  ptx::hold(key.to);
+  ptx::hold(value.to);
+  const auto fetch = [&](int buffer, int row) {  // the next KEYS keys, of which `row` is the first
+    tile::copy_rows<D, KEYS, S::kThreads>(base + S::kKey + buffer * S::kKeyBytes, key, rows.end - row);
+    tile::copy_rows<DV, KEYS, S::kThreads>(base + S::kValue + buffer * S::kValueBytes, value, rows.end - row);
+    ptx::hold(key.next);
+    ptx::hold(value.next);
   };
   if (rows.begin < rows.end) fetch(0, rows.begin);
   ptx::cp_async_commit();
@@ -113,20 +117,21 @@ PACKATTN_DEVICE void query_tile(const BackwardTask& task, const Tile& rows, int 
     for (int at = 0; at < KEYS; at += SLICE) {
       const int slice = row + at, mine = slice + part * S::kPart;  // first key: of the slice, of this warp's scores
       if (slice + SLICE <= span.some_begin || slice >= span.some_end) continue;
-      const uint32_t key = base + S::kKey + buffer * S::kKeyBytes, value = base + S::kValue + buffer * S::kValueBytes;
+      const uint32_t keys = base + S::kKey + buffer * S::kKeyBytes;
+      const uint32_t values = base + S::kValue + buffer * S::kValueBytes;
       const int from = at + part * S::kPart;
       float s[MT][NT][4], dp[MT][NT][4];
       tile::zero(s);
       if constexpr (S::kQueryInRegisters) {
-        tile::multiply_rows<T, D>(s, qf, key + from * D * 2 + tile::lane_b<D>(lane));
+        tile::multiply_rows<T, D>(s, qf, keys + from * D * 2 + tile::lane_b<D>(lane));
       } else {
-        tile::multiply_rows<T, D, D / 16>(s, query_a, key + from * D * 2 + tile::lane_b<D>(lane));
+        tile::multiply_rows<T, D, D / 16>(s, query_a, keys + from * D * 2 + tile::lane_b<D>(lane));
       }
       tile::zero(dp);
       if constexpr (S::kDoutInRegisters) {
-        tile::multiply_rows<T, DV>(dp, of, value + from * DV * 2 + tile::lane_b<DV>(lane));
+        tile::multiply_rows<T, DV>(dp, of, values + from * DV * 2 + tile::lane_b<DV>(lane));
       } else {
-        tile::multiply_rows<T, DV, DV / 16>(dp, dout_a, value + from * DV * 2 + tile::lane_b<DV>(lane));
+        tile::multiply_rows<T, DV, DV / 16>(dp, dout_a, values + from * DV * 2 + tile::lane_b<DV>(lane));
       }
 #pragma unroll
       for (int m = 0; m < MT; ++m) {
@@ -141,7 +146,7 @@ PACKATTN_DEVICE void query_tile(const BackwardTask& task, const Tile& rows, int 
       }
       // A weight that is masked may have overflowed: selected away, not multiplied by 0.
       if (!(mine >= span.full_begin && mine + S::kPart <= span.full_end)) tile::mask(dp, ranges, mine, 0.f, lane);
-      const uint32_t key_b = key + part * S::kColumns * 2 + tile::lane_a<D>(lane);
+      const uint32_t key_b = keys + part * S::kColumns * 2 + tile::lane_a<D>(lane);
       uint32_t ds[MT][NT / 2][4];
       tile::as_operand<T>(ds, dp);
       if constexpr (SPLIT > 1) {
@@ -153,7 +158,7 @@ PACKATTN_DEVICE void query_tile(const BackwardTask& task, const Tile& rows, int 
         ptx::named_sync(1 + group, SPLIT * 32);  // B4: the others' weights are there
 #pragma unroll
         for (int i = 1; i < SPLIT; ++i) {
-          const int other = (part + i) % SPLIT;
+          const int other = (part + i) & (SPLIT - 1);
           get_operands(ds, base + S::kExchange + (group * SPLIT + other) * S::kExchangeBytes, lane);
           tile::multiply_columns<T, D>(dq, ds, key_b + (at + other * S::kPart) * D * 2);
         }

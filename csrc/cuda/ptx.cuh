@@ -42,6 +42,18 @@ namespace packattn::cuda::ptx {
 
 // ---- threads -------------------------------------------------------------------------------------------------------
 
+// Leaves a number or an address as it is, but whoever optimises cannot see that: it is kept in a register from here on,
+// not computed again from what it came from.
+template <class T>
+PACKATTN_DEVICE void hold(T& value) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("" : "+l"(value));
+  } else {
+    asm volatile("" : "+r"(value));
+  }
+}
+
 // threadIdx.x and blockIdx.x, read here and now: what is computed from them is not moved out of a loop, where it would
 // hold registers.
 PACKATTN_DEVICE int thread_index() {

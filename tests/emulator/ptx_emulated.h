@@ -21,6 +21,8 @@ template <class T>
 inline constexpr emu::Element element = is_f16<T> ? emu::Element::f16 : emu::Element::bf16;
 
 // ---- threads
+template <class T>
+void hold(T&) {}
 inline int thread_index() { return static_cast<int>(threadIdx.x); }
 inline int block_index() { return static_cast<int>(blockIdx.x); }
 
