@@ -15,9 +15,7 @@ MUTATIONS = [
         NUMBERS,
     ),
     Mutation("ldmatrix forgets to transpose", FOLDER + "matrix.h", "if (transposed) transpose_8x8(rows);", "", NUMBERS),
-    Mutation(
-        "float16 of infinity", FOLDER + "numbers.h", "if (magnitude >= 65520.f)", "if (magnitude > 65520.f)", NUMBERS
-    ),
+    Mutation("float16 of minus infinity", FOLDER + "numbers.h", "sign | 0x7C00u", "0x7C00u", NUMBERS),
     Mutation("float16 subnormals", FOLDER + "numbers.h", "16777216.0", "8388608.0", NUMBERS),
     Mutation("reads are not remembered", FOLDER + "shared_memory.h", "cell.read_by |= warp;", "", NUMBERS),
     Mutation(
