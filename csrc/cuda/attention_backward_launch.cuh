@@ -91,7 +91,7 @@ struct BackwardLaunch {
     const int64_t wanted = (rows + rows_per_block - 1) / rows_per_block, most = stream.device.multiprocessors * 16;
     launch(stream, &attention_backward_stats<T>, wanted < most ? wanted : most, kStatsThreads, 0, task);
     if (task.dsinks != nullptr) {
-      launch(stream, &attention_backward_sinks, task.heads_q, kSinkThreads, kSinkSharedBytes, task);
+      launch(stream, &attention_backward_sinks<kSinkThreads>, task.heads_q, kSinkThreads, kSinkSharedBytes, task);
     }
     if (fits<typename Shapes::Keys>(stream.device)) {
       run_keys<typename Shapes::Keys>(task, stream);

@@ -63,13 +63,14 @@ __global__ void __launch_bounds__(kStatsThreads) attention_backward_stats(Backwa
 // dsink = -sum over the rows that see anything of exp(sink - lse) * delta: a sink is one more key whose value is 0.
 // One block per head, reads the statistics; sums in an order that depends on total_q alone, with the rounding error of
 // every addition carried along (Kahan, 1965), since a long packing has more rows than float32 has digits.
-__global__ inline void __launch_bounds__(kSinkThreads) attention_backward_sinks(BackwardTask task) {
+template <int THREADS>
+__global__ void __launch_bounds__(THREADS) attention_backward_sinks(BackwardTask task) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int64_t head = blockIdx.x;
   const float2* stats = static_cast<const float2*>(task.scratch) + head * task.total_q;
   const float sink = ptx::load_global(task.sinks + head) * tile::kLog2e;
   float sum = 0.f, carry = 0.f;
-  for (int64_t row = thread; row < task.total_q; row += kSinkThreads) {
+  for (int64_t row = thread; row < task.total_q; row += THREADS) {
     const float2 x = ptx::load_global(stats + row);
     if (x.x == INFINITY && x.y == 0.f) continue;  // sees nothing
     const float term = ptx::ex2(sink - x.x) * x.y - carry, next = sum + term;
@@ -82,7 +83,7 @@ __global__ inline void __launch_bounds__(kSinkThreads) attention_backward_sinks(
   if (lane == 0) ptx::sts32(base + warp * 4, ptx::fbits(sum));
   ptx::block_sync();
   if (warp == 0) {
-    sum = lane < kSinkThreads / 32 ? ptx::bitsf(ptx::lds32(base + lane * 4)) : 0.f;
+    sum = lane < THREADS / 32 ? ptx::bitsf(ptx::lds32(base + lane * 4)) : 0.f;
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) sum += ptx::shfl_xor(sum, mask);
     if (lane == 0) ptx::store_global(task.dsinks + head, -sum);
