@@ -45,8 +45,9 @@ def build_folder() -> Path:
     return ROOT / "build" / f"emulated-torch{torch.__version__.partition('+')[0]}"
 
 
-def build() -> Path:
-    """The library, built if its sources are newer. Waits for another process that is building it."""
+@functools.cache
+def build() -> Path | str:
+    """The library, built if its sources are newer; why it could not be. Waits for another process that is building it."""
     folder = build_folder()
     folder.mkdir(parents=True, exist_ok=True)
     cmake, ninja = tool("cmake"), tool("ninja")
@@ -60,7 +61,7 @@ def build() -> Path:
         for command in (configure, [cmake, "--build", str(folder), "--parallel", jobs]):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise RuntimeError(f"building the emulated library failed:\n{done.stdout}\n{done.stderr}")
+                return f"building the emulated library failed:\n{done.stdout}\n{done.stderr}"
     return folder / f"{NAMESPACE}.so"
 
 
@@ -72,6 +73,8 @@ def refusals(device_type: str, dtype: str, head_dim: int, head_dim_v: int) -> li
 def load() -> ctypes.CDLL:
     """The library, registered as torch.ops.packattn_emulated. Once in a process."""
     path = build()
+    if isinstance(path, str):
+        raise RuntimeError(path)
     ops.register(NAMESPACE, refusals, fallback=False)
     torch.ops.load_library(path)
     library = ctypes.CDLL(str(path))

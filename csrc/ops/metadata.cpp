@@ -156,10 +156,12 @@ std::tuple<Tensor, Tensor> key_ranges(const Tensor& begin, const Tensor& end, co
   Tensor key_begin = place.empty({rows}, ScalarType::Int);
   Tensor key_end = place.empty({rows}, ScalarType::Int);
   const KeyRangeOptions options{causal, window_left, window_right, chunk_size};
-  backend::key_ranges(place, first.const_data_ptr<int32_t>(), last.const_data_ptr<int32_t>(),
-                      center ? center->const_data_ptr<int32_t>() : nullptr,
-                      prefix ? prefix->const_data_ptr<int32_t>() : nullptr, rows, options,
-                      key_begin.mutable_data_ptr<int32_t>(), key_end.mutable_data_ptr<int32_t>());
+  named(op, [&] {
+    backend::key_ranges(place, first.const_data_ptr<int32_t>(), last.const_data_ptr<int32_t>(),
+                        center ? center->const_data_ptr<int32_t>() : nullptr,
+                        prefix ? prefix->const_data_ptr<int32_t>() : nullptr, rows, options,
+                        key_begin.mutable_data_ptr<int32_t>(), key_end.mutable_data_ptr<int32_t>());
+  });
   return {key_begin, key_end};
 }
 
