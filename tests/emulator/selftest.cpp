@@ -76,6 +76,49 @@ void test_mma() {
   emu::report().clear();
 }
 
+// Who may rely on what, step by step: kernels that go wrong do so in more than one way, and would hide one that is
+// missed.
+void test_order() {
+  constexpr int kOther = 1, kFar = 32;  // another lane of thread 0's warp; a thread of the other warp
+  constexpr uint32_t kLane = 1u << 1;
+  for (const bool individual : {false, true}) {
+    emu::Order order;
+    order.reset(64);
+    if (individual) order.individual();
+    const emu::Time start = order.now(0);
+    expect(order.knows(0, 0, start), "a thread knows its own work");
+    expect(!order.knows(0, kOther, start) && !order.knows(0, kFar, start), "nobody knows of others at first");
+    expect(!order.knows_lanes(0, 0, kLane, start) && !order.knows_lanes(0, 1, kLane, start), "nor as a warp");
+    expect(order.knows_lanes(0, 0, 1u, start), "a thread's own reads do not stop it");
+    order.warp_sync(0);
+    expect(order.knows(0, kOther, start) && order.knows_lanes(0, 0, kLane, start), "__syncwarp orders a warp");
+    expect(!order.knows(0, kFar, start) && !order.knows(kFar, 0, start), "__syncwarp orders no other warp");
+    expect(!order.knows(kFar, kFar + 1, order.now(kFar)), "nor the lanes of one");
+    expect(!order.knows(0, kOther, order.now(0)), "what comes after a barrier is not ordered by it");
+    emu::Order::Knowledge given = order.nothing();
+    const emu::Time released = order.now(0);
+    order.release_warp(0, given);
+    order.advance(0);
+    order.acquire_warp(1, given);
+    expect(order.knows(kFar, kOther, released), "who waits for an arrival knows what came before it");
+    expect(!order.knows(kFar, kOther, order.now(0)), "and not what came after");
+    expect(!order.knows(0, kFar, start), "who arrives learns nothing");
+    const emu::Time before = order.now(0);
+    order.block_sync();
+    expect(order.knows(kFar, 0, before) && order.knows(0, kFar, start), "__syncthreads orders everybody");
+    expect(!order.knows(kFar, 0, order.now(0)), "up to then");
+  }
+  emu::Order order;
+  order.reset(64);
+  order.individual();
+  const emu::Time start = order.now(0);
+  emu::Order::Knowledge given = order.nothing();
+  order.release(0, given);
+  order.acquire(kFar, given);
+  expect(order.knows(kFar, 0, start), "a single thread's arrival");
+  expect(!order.knows(kFar, kOther, start) && !order.knows(kFar + 1, 0, start), "is its own, and who waits is one too");
+}
+
 template <class Body>
 void expect_report(emu::Kind kind, const char* what, int threads, Body body) {
   emu::launch(dim3{2}, dim3{static_cast<unsigned>(threads)}, 1024, body);
@@ -139,6 +182,8 @@ void test_findings() {
   expect_report(emu::kMisaligned, "global memory at an odd address", 32,
                 [=] { ptx::load_global(reinterpret_cast<const uint2*>(buffer.p + 1 + 2 * (tid() % 16))); });
   expect_report(emu::kGlobalRace, "two blocks write one address", 32, [=] { ptx::store_global(buffer.p + tid(), 1u); });
+  expect_report(emu::kGlobalRace, "two blocks write one number of two bytes", 32,
+                [=] { ptx::store_global(reinterpret_cast<uint16_t*>(buffer.p) + tid(), uint16_t{1}); });
   expect_report(emu::kGlobalRace, "one block reads what another writes", 32, [=] {
     if (blockIdx.x == 0) ptx::store_global(buffer.p + tid(), 1u);
     if (blockIdx.x == 1) ptx::load_global(buffer.p + tid());
@@ -242,6 +287,7 @@ int main() {
   using namespace packattn::cuda;
   test_conversions();
   test_mma();
+  test_order();
   test_findings();
   test_reports();
   test_refusals();
