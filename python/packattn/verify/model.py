@@ -124,15 +124,13 @@ def _mend(rows: list[WayReport]) -> list[WayReport]:
     """Advice that holds: where the plainest call fails too, no other call of this implementation helps."""
     if not rows or rows[0].passed or rows[0].verdict == "not run":
         return rows
-    return [
-        row
-        if row.passed or row.verdict == "not run"
-        else dataclasses.replace(
-            row,
-            note=PACKATTN if row.implementation != "packattn" else OTHER_LAYERS if row.leak else OTHER_POSITIONS,
-        )
-        for row in rows
-    ]
+
+    def note(row: WayReport) -> str:
+        if row.implementation != "packattn":
+            return PACKATTN
+        return OTHER_LAYERS if row.leak else OTHER_POSITIONS
+
+    return [row if row.passed or row.verdict == "not run" else dataclasses.replace(row, note=note(row)) for row in rows]
 
 
 def _documents(model: Any, documents: Sequence[Tensor] | None, seed: int) -> list[Tensor]:

@@ -58,8 +58,8 @@ OTHER_LAYERS = (
     "often a package that takes them); if there are none, please report this"
 )
 OTHER_POSITIONS = (
-    "nothing leaks, but the logits are not those of the documents alone: the model does not take position_ids, or counts "
-    "positions over the row in another way; give each document a row of its own"
+    "nothing leaks, but the logits are not those of the documents alone: rounding, if the relative difference is small; else "
+    "the model does not take position_ids, or counts them over the row; then give each document a row of its own"
 )
 _SAY = "model(input_ids, position_ids=position_ids, use_cache=False) and no attention_mask"
 
