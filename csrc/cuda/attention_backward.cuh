@@ -17,14 +17,16 @@
 namespace packattn::cuda {
 
 // D, DV: columns of the instantiation. SPLIT: warps that share keys. MT: blocks of 16 keys that a warp has. ROWS: query
-// rows loaded at a time; SLICE: those worked on at a time. STAGES: buffers of query rows. KREG, VREG: keys and values
-// stay in registers as operands (keys not where a soft cap needs the registers). BLOCKS: blocks on a multiprocessor.
-template <class T_, int D_, int DV_, int WARPS, int SPLIT_, int MT_, int ROWS_, int SLICE_, int STAGES_, bool KREG,
+// rows loaded at a time; SLICE: those worked on at a time. STAGES: buffers of query rows. KREG: how many of the
+// D / 16 steps of the keys stay in registers as operands (none with a soft cap, which needs the registers); VREG:
+// whether the values do. BLOCKS: blocks on a multiprocessor.
+template <class T_, int D_, int DV_, int WARPS, int SPLIT_, int MT_, int ROWS_, int SLICE_, int STAGES_, int KREG,
           bool VREG, int BLOCKS>
 struct BackwardKeyShape {
   using T = T_;
   static constexpr int D = D_, DV = DV_, SPLIT = SPLIT_, MT = MT_, ROWS = ROWS_, SLICE = SLICE_, STAGES = STAGES_;
-  static constexpr bool kKeyInRegisters = KREG, kValueInRegisters = VREG;
+  static constexpr bool kValueInRegisters = VREG;
+  static constexpr int kKeySteps = KREG;
   static constexpr int kBlocks = BLOCKS, kThreads = WARPS * 32;
   static constexpr int kWarpKeys = MT * 16, kKeys = WARPS / SPLIT * kWarpKeys;
   static constexpr int kPart = SLICE / SPLIT;                         // queries whose scores a warp computes
@@ -38,6 +40,7 @@ struct BackwardKeyShape {
   static constexpr int kExchange = kRanges + WARPS * kWarpKeys * 8, kSharedBytes = kExchange + WARPS * kExchangeBytes;
   static_assert(ROWS % SLICE == 0 && kPart % 16 == 0 && ROWS <= kThreads);
   static_assert((SPLIT & (SPLIT - 1)) == 0);
+  static_assert(KREG == 0 || KREG + 1 == D / 16 || KREG == D / 16);  // the rest starts where column steps count from
   static_assert(SPLIT == 1 || (kColumns % 64 == 0 && kColumnsV % 64 == 0));  // what the swizzle permutes stays whole
 };
 
@@ -47,9 +50,10 @@ namespace backward {
 template <class S, bool SOFTCAP>
 PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int head) {
   using T = typename S::T;
-  constexpr int D = S::D, DV = S::DV, SPLIT = S::SPLIT, MT = S::MT, ROWS = S::ROWS, SLICE = S::SLICE;
-  constexpr int NT = S::kPart / 8;
-  constexpr bool KEY_IN_REGISTERS = S::kKeyInRegisters && !SOFTCAP;
+  constexpr int D = S::D, DV = S::DV, SPLIT = S::SPLIT, MT = S::MT, ROWS = S::ROWS;
+  // A soft cap needs registers of its own: slices are halved where that leaves whole operands, keys are read again.
+  constexpr int SLICE = SOFTCAP && S::kPart >= 32 ? S::SLICE / 2 : S::SLICE, PART = SLICE / SPLIT, NT = PART / 8;
+  constexpr int KEY_STEPS = SOFTCAP ? 0 : S::kKeySteps;  // of 16 columns, in registers
   const int thread = ptx::thread_index(), lane = thread % 32, warp = uniform(thread / 32);
   const int group = warp / SPLIT, part = warp & (SPLIT - 1);
   const int own = group * S::kWarpKeys;  // this warp's first key in the tile
@@ -67,9 +71,9 @@ PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int he
     tile::copy_rows<DV, S::kKeys, S::kThreads>(base + S::kValue, value, keys.rows);
   }
   ptx::cp_async_commit();
-  // Where the next rows are copied from. Addresses walk on with them, which saves instructions; at 64 columns, where no
-  // register is left, they are worked out anew for every copy.
-  constexpr bool WALK = D > 64;
+  // Where the next rows are copied from. With WALK addresses move on with the rows, which saves instructions; else they
+  // are worked out anew for every copy, which saves registers: where ptxas would spill some.
+  constexpr bool WALK = (D == 64 || SPLIT > 1) && !SOFTCAP;
   tile::Source query, dout;
   const float2* stats = nullptr;
   const auto seek = [&](int query_head, int row) {
@@ -81,7 +85,8 @@ PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int he
     stats = static_cast<const float2*>(task.scratch) + query_head * task.total_q + row + thread;
   };
   // Copies ROWS rows. Those at or past the range of the tile may belong to another document: zeros, in every operand.
-  const auto fetch = [&](int buffer, int row) {
+  const auto fetch = [&](int buffer, int query_head, int row) {
+    if constexpr (!WALK) seek(query_head, row);
     const int thread = ptx::thread_index(), valid = keys.end - row;
     tile::copy_rows<D, ROWS, S::kThreads>(base + S::kQuery + buffer * S::kQueryBytes, query, valid);
     tile::copy_rows<DV, ROWS, S::kThreads>(base + S::kDout + buffer * S::kDoutBytes, dout, valid);
@@ -89,16 +94,16 @@ PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int he
       ptx::cp_async8(base + S::kStats + (buffer * ROWS + thread) * 8, thread < valid ? stats : task.scratch,
                      thread < valid);
     }
-    stats += ROWS;
     if constexpr (WALK) {
+      stats += ROWS;
       ptx::hold(query.next);
       ptx::hold(dout.next);
       ptx::hold(stats);
     }
   };
   if (first_head < past_head) {
-    seek(first_head, keys.begin);
-    fetch(0, keys.begin);
+    if constexpr (WALK) seek(first_head, keys.begin);
+    fetch(0, first_head, keys.begin);
   }
   ptx::cp_async_commit();
   const uint32_t ranges = base + S::kRanges + warp * S::kWarpKeys * 8;
@@ -110,8 +115,8 @@ PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int he
 
   const uint32_t key_a = base + S::kKey + own * D * 2 + tile::lane_a<D>(lane);
   const uint32_t value_a = base + S::kValue + own * DV * 2 + tile::lane_a<DV>(lane);
-  uint32_t kf[KEY_IN_REGISTERS ? MT : 1][D / 16][4], vf[S::kValueInRegisters ? MT : 1][DV / 16][4];
-  if constexpr (KEY_IN_REGISTERS) tile::load_a<D>(kf, key_a);
+  uint32_t kf[MT][KEY_STEPS > 0 ? KEY_STEPS : 1][4], vf[S::kValueInRegisters ? MT : 1][DV / 16][4];
+  if constexpr (KEY_STEPS > 0) tile::load_a<D>(kf, key_a);
   if constexpr (S::kValueInRegisters) tile::load_a<DV>(vf, value_a);
   float dk[MT][S::kColumns / 8][4], dv[MT][S::kColumnsV / 8][4];
   tile::zero(dk);
@@ -129,23 +134,23 @@ PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int he
       if (WALK && next_head < past_head) seek(next_head, next_row);
     }
     if constexpr (S::STAGES > 1) {
-      if (!WALK && next_head < past_head) seek(next_head, next_row);
-      if (next_head < past_head) fetch(buffer ^ 1, next_row);
+      if (next_head < past_head) fetch(buffer ^ 1, next_head, next_row);
       ptx::cp_async_commit();
     }
 #pragma unroll 1
     for (int at = 0; at < ROWS; at += SLICE) {
-      const int slice = row + at, mine = slice + part * S::kPart;  // first query: of the slice, of this warp's scores
+      const int slice = row + at, mine = slice + part * PART;  // first query: of the slice, of this warp's scores
       if (slice + SLICE <= span.some_begin || slice >= span.some_end) continue;
       const uint32_t queries = base + S::kQuery + buffer * S::kQueryBytes;
       const uint32_t douts = base + S::kDout + buffer * S::kDoutBytes;
-      const int from = at + part * S::kPart;
+      const int from = at + part * PART;
       float s[MT][NT][4], dp[MT][NT][4];
       tile::zero(s);
-      if constexpr (KEY_IN_REGISTERS) {
-        tile::multiply_rows<T, D>(s, kf, queries + from * D * 2 + tile::lane_b<D>(lane));
-      } else {
-        tile::multiply_rows<T, D, D / 16>(s, key_a, queries + from * D * 2 + tile::lane_b<D>(lane));
+      const uint32_t query_lane = queries + from * D * 2 + tile::lane_b<D>(lane);
+      if constexpr (KEY_STEPS > 0) tile::multiply_rows<T, D>(s, kf, query_lane);
+      if constexpr (KEY_STEPS < D / 16) {
+        tile::multiply_rows<T, D, D / 16 - KEY_STEPS>(s, tile::column_step<D>(key_a, KEY_STEPS),
+                                                      tile::column_step<D>(query_lane, KEY_STEPS));
       }
       tile::zero(dp);
       if constexpr (S::kValueInRegisters) {
@@ -166,7 +171,7 @@ PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int he
         }
       }
       // A weight that is masked may have overflowed: selected away, not multiplied by 0.
-      if (!(mine >= span.full_begin && mine + S::kPart <= span.full_end)) tile::mask(s, ranges, mine, 0.f, lane);
+      if (!(mine >= span.full_begin && mine + PART <= span.full_end)) tile::mask(s, ranges, mine, 0.f, lane);
 #pragma unroll
       for (int m = 0; m < MT; ++m) {
 #pragma unroll
@@ -192,7 +197,7 @@ PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int he
         ptx::named_sync(1 + group, SPLIT * 32);  // B4: the others' weights are there
 #pragma unroll
         for (int i = 1; i < SPLIT; ++i) {
-          const int other = (part + i) & (SPLIT - 1), theirs = at + other * S::kPart;
+          const int other = (part + i) & (SPLIT - 1), theirs = at + other * PART;
           const uint32_t exchange = base + S::kExchange + (group * SPLIT + other) * S::kExchangeBytes;
           get_operands(p, exchange, lane);
           tile::multiply_columns<T, DV>(dv, p, dout_b + theirs * DV * 2);
@@ -203,8 +208,7 @@ PACKATTN_DEVICE void key_tile(const BackwardTask& task, const Tile& keys, int he
     }
     if constexpr (S::STAGES == 1) {
       ptx::block_sync();  // B5: all warps are done with the one buffer
-      if (!WALK && next_head < past_head) seek(next_head, next_row);
-      if (next_head < past_head) fetch(0, next_row);
+      if (next_head < past_head) fetch(0, next_head, next_row);
       ptx::cp_async_commit();
     }
     row = next_row, query_head = next_head;

@@ -10,41 +10,40 @@
 
 namespace packattn::cuda {
 
-//                                       D   DV WARPS SPLIT MT ROWS SLICE STAGES KREG  VREG BLOCKS
 template <class T, int D, int DV>
 struct BackwardShapes;
 template <class T>
 struct BackwardShapes<T, 64, 64> {
-  using Keys = BackwardKeyShape<T, 64, 64, 4, 1, 2, 64, 16, 2, true, false, 2>;
+  using Keys = BackwardKeyShape<T, 64, 64, 4, 1, 2, 64, 16, 2, 3, false, 2>;
   using KeysSmall = Keys;
   using Query = BackwardQueryShape<T, 64, 64, 4, 1, 2, 64, 16, 2, true, true, 2>;
   using QuerySmall = Query;
 };
 template <class T>
 struct BackwardShapes<T, 96, 96> {
-  using Keys = BackwardKeyShape<T, 96, 96, 8, 1, 1, 64, 32, 2, true, true, 1>;
+  using Keys = BackwardKeyShape<T, 96, 96, 8, 1, 1, 64, 32, 2, 6, true, 1>;
   using KeysSmall = Keys;
   using Query = BackwardQueryShape<T, 96, 96, 8, 1, 1, 64, 32, 2, true, true, 1>;
   using QuerySmall = Query;
 };
 template <class T>
 struct BackwardShapes<T, 128, 128> {
-  using Keys = BackwardKeyShape<T, 128, 128, 8, 2, 2, 64, 64, 2, false, false, 1>;
-  using KeysSmall = BackwardKeyShape<T, 128, 128, 8, 1, 1, 32, 32, 2, false, false, 1>;
+  using Keys = BackwardKeyShape<T, 128, 128, 8, 2, 2, 64, 64, 2, 0, false, 1>;
+  using KeysSmall = BackwardKeyShape<T, 128, 128, 8, 1, 1, 32, 32, 2, 0, false, 1>;
   using Query = BackwardQueryShape<T, 128, 128, 8, 1, 1, 64, 32, 2, true, true, 1>;
   using QuerySmall = BackwardQueryShape<T, 128, 128, 8, 1, 1, 32, 32, 2, true, true, 1>;
 };
 template <class T>
 struct BackwardShapes<T, 192, 128> {
-  using Keys = BackwardKeyShape<T, 192, 128, 8, 1, 1, 32, 16, 2, false, false, 1>;
-  using KeysSmall = BackwardKeyShape<T, 192, 128, 4, 1, 1, 32, 16, 2, false, false, 1>;
+  using Keys = BackwardKeyShape<T, 192, 128, 8, 1, 1, 32, 16, 2, 0, false, 1>;
+  using KeysSmall = BackwardKeyShape<T, 192, 128, 4, 1, 1, 32, 16, 2, 0, false, 1>;
   using Query = BackwardQueryShape<T, 192, 128, 8, 1, 1, 32, 32, 2, true, false, 1>;
   using QuerySmall = BackwardQueryShape<T, 192, 128, 4, 1, 1, 32, 32, 2, true, false, 1>;
 };
 template <class T>
 struct BackwardShapes<T, 256, 256> {
-  using Keys = BackwardKeyShape<T, 256, 256, 8, 2, 1, 32, 32, 2, false, false, 1>;
-  using KeysSmall = BackwardKeyShape<T, 256, 256, 4, 2, 1, 32, 32, 1, false, false, 1>;
+  using Keys = BackwardKeyShape<T, 256, 256, 8, 2, 1, 32, 32, 2, 0, false, 1>;
+  using KeysSmall = BackwardKeyShape<T, 256, 256, 4, 2, 1, 32, 32, 1, 0, false, 1>;
   using Query = BackwardQueryShape<T, 256, 256, 8, 2, 1, 32, 32, 2, true, false, 1>;
   using QuerySmall = BackwardQueryShape<T, 256, 256, 4, 1, 1, 32, 32, 1, false, false, 1>;
 };

@@ -62,18 +62,31 @@ PACKATTN_DEVICE void query_tile(const BackwardTask& task, const Tile& rows, int 
     tile::copy_rows<DV, S::kRows, S::kThreads>(base + S::kDout, dout, rows.rows);
   }
   ptx::cp_async_commit();
-  // Keys at or past the range of the tile may belong to another document: zeros.
-  tile::Source key = tile::source_at<D>(task.key.data, task.key.row_stride, task.key.head_stride, key_head, rows.begin,
-                                        task.head_dim, thread);
-  tile::Source value = tile::source_at<DV>(task.value.data, task.value.row_stride, task.value.head_stride, key_head,
-                                           rows.begin, task.head_dim_v, thread);
-  ptx::hold(key.to);
-  ptx::hold(value.to);
-  const auto fetch = [&](int buffer, int row) {  // the next KEYS keys, of which `row` is the first
+  // Where the next keys are copied from. With WALK addresses move on with the keys, which saves instructions; else they
+  // are worked out anew for every copy, which saves registers: at 192 columns none is left.
+  constexpr bool WALK = D != 192;
+  tile::Source key, value;
+  const auto seek = [&](int row) {
+    const int thread = ptx::thread_index();
+    key = tile::source_at<D>(task.key.data, task.key.row_stride, task.key.head_stride, key_head, row, task.head_dim,
+                             thread);
+    value = tile::source_at<DV>(task.value.data, task.value.row_stride, task.value.head_stride, key_head, row,
+                                task.head_dim_v, thread);
+  };
+  if constexpr (WALK) {
+    seek(rows.begin);
+    ptx::hold(key.to);
+    ptx::hold(value.to);
+  }
+  // Copies KEYS keys. Those at or past the range of the tile may belong to another document: zeros.
+  const auto fetch = [&](int buffer, int row) {
+    if constexpr (!WALK) seek(row);
     tile::copy_rows<D, KEYS, S::kThreads>(base + S::kKey + buffer * S::kKeyBytes, key, rows.end - row);
     tile::copy_rows<DV, KEYS, S::kThreads>(base + S::kValue + buffer * S::kValueBytes, value, rows.end - row);
-    ptx::hold(key.next);
-    ptx::hold(value.next);
+    if constexpr (WALK) {
+      ptx::hold(key.next);
+      ptx::hold(value.next);
+    }
   };
   if (rows.begin < rows.end) fetch(0, rows.begin);
   ptx::cp_async_commit();
