@@ -1,4 +1,4 @@
-"""The conformance program: every instruction on fixed inputs, for a GPU and for the emulator, and how they are compared."""
+"""The conformance program: every instruction on fixed inputs, for a GPU and for the emulator, and how they compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deliberate breaks of the kernels (tests/emulator/mutations): each must be noticed, so that the tests are known to see."""
+"""Deliberate breaks of the kernels (tests/emulator/mutations): each must be noticed, so that tests are known to see."""
 
 from __future__ import annotations
 

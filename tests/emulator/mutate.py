@@ -8,7 +8,7 @@
 A list is a Python file in mutations/ with
 
     PROGRAMS    sources in tests/emulator that are built with the broken tree and run until one of them fails
-    ARGUMENTS   of the programs (optional); FLAGS of the compiler (optional), for example to build one instantiation only
+    ARGUMENTS   of the programs (optional); FLAGS of the compiler (optional), for example to build one instantiation
     POLICIES    schedules to run under, until one fails (optional, default the first alone)
     MUTATIONS   see mutation.py
 

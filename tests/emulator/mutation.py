@@ -12,9 +12,9 @@ class Mutation:
     """A text that is replaced by another, and who must notice.
 
     name: what is broken, in words. file: from the root of the project. old: must stand in the file exactly once, or
-    `count` times; all of them are replaced. caught: REPORT, the emulator complains; NUMBERS, a program's own checks fail
-    (a report will do as well); SANITIZER, AddressSanitizer or UBSan stops a program built with them (so will the other two).
-    arguments: of the program, instead of the list's.
+    `count` times; all of them are replaced. arguments: of the program, instead of the list's.
+    caught: REPORT, the emulator complains; NUMBERS, a program's own checks fail (a report will do as well); SANITIZER,
+    AddressSanitizer or UBSan stops a program built with them (the other two will do as well).
     """
 
     name: str

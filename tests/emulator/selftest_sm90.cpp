@@ -63,6 +63,22 @@ void test_gemm(int m, int n, int k) {
   emu::report().clear();
 }
 
+// Rows of `span` bytes: chunk c of 16 bytes in row r stands at chunk c ^ (number of the 128-byte line % chunks in a
+// row).
+void test_swizzle() {
+  for (const uint32_t span : {32u, 64u, 128u}) {
+    const uint32_t chunks = span / 16;
+    bool right = true;
+    for (uint32_t row = 0; row < 32; ++row) {
+      for (uint32_t c = 0; c < chunks; ++c) {
+        const uint32_t line = row * span / 128, want = row * span + (c ^ line % chunks) * 16 + 2;
+        right = right && emu::swizzled(row * span + c * 16 + 2, static_cast<int>(span)) == want;
+      }
+    }
+    expect(right, "swizzles");
+  }
+}
+
 int thread() { return static_cast<int>(threadIdx.x); }
 
 template <class Body>
@@ -190,6 +206,7 @@ int main() {
   test_gemm<f16_t, false>(100, 72, 200);
   test_gemm<bf16_t, true>(64, 64, 64);
   test_gemm<f16_t, true>(100, 72, 456);
+  test_swizzle();
   test_findings();
   std::printf("%s\n", failures ? "FAILED" : "passed");
   return failures != 0;
