@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from families import FAMILIES, documents, positions, segments
@@ -114,3 +115,52 @@ def test_numbers_that_are_not_whole_are_refused(hf: Any, name: str) -> None:
     hf.prepare(model)
     with pytest.raises(ValueError, match="prepare: .* must be integers, got float32"):
         model(row, **{name: segments((5, 4))[None] * 0.5}, use_cache=False)
+
+
+def drawn(random: np.random.RandomState, batch: int, size: int) -> torch.Tensor:
+    """Rows of documents numbered from 1, with runs of padding (0) at any place."""
+    rows = []
+    for _ in range(batch):
+        row: list[int] = []
+        number = 1
+        while len(row) < size:
+            length = min(int(random.choice([1, 1, 2, 3, 5, 8])), size - len(row))
+            row += [0 if random.rand() < 0.2 else number] * length
+            number += 1
+        rows.append(row)
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "bert", "modernbert"])
+def test_batches_of_every_kind(hf: Any, name: str) -> None:
+    """Whatever tells the documents apart: each has the logits it has alone, by a model without packattn."""
+    random = np.random.RandomState(0)
+    model, oracle = FAMILIES[name].build(), FAMILIES[name].build("eager")
+    hf.prepare(model)
+    extra = {"use_cache": False} if FAMILIES[name].causal else {}
+    compared = 0
+    for _ in range(25):
+        batch, size = int(random.choice([1, 1, 2, 3])), int(random.randint(6, 25))
+        ids = drawn(random, batch, size)
+        real, packing = ids > 0, packattn.Packing.from_segment_ids(ids, pad_id=0)
+        places = packing.position_ids.view(batch, size)
+        tokens = torch.from_numpy(random.randint(3, 61, (batch, size)))
+        ways: list[dict[str, Any]] = [
+            {"attention_mask": ids},
+            {"attention_mask": real.long(), "position_ids": places},
+            {"attention_mask": real, "position_ids": places},
+            {"attention_mask": ids, "position_ids": places},
+            {"attention_mask": real.long(), "seq_idx": ids.int()},
+            {"cu_seq_lens_q": packing.cu_seqlens, "cu_seq_lens_k": packing.cu_seqlens},
+            {"packing": packing},
+        ]
+        way = ways[random.randint(len(ways))]
+        with torch.no_grad():
+            packed = model(tokens, **way, **extra).logits.flatten(0, 1)
+            for rows in packing.documents():
+                alone = oracle(tokens.flatten()[None, rows], **extra).logits[0]
+                torch.testing.assert_close(
+                    packed[rows], alone, rtol=1e-3, atol=1e-4, msg=lambda m, w=way: f"{list(w)}: {m}"
+                )
+                compared += 1
+    assert compared > 60
