@@ -183,7 +183,7 @@ void test_findings() {
                 [=] { ptx::load_global(reinterpret_cast<const uint2*>(buffer.p + 1 + 2 * (tid() % 16))); });
   expect_report(emu::kGlobalRace, "two blocks write one address", 32, [=] { ptx::store_global(buffer.p + tid(), 1u); });
   expect_report(emu::kGlobalRace, "two blocks write one number of two bytes", 32,
-                [=] { ptx::store_global(reinterpret_cast<uint16_t*>(buffer.p) + tid(), uint16_t{1}); });
+                [=] { ptx::store_global(reinterpret_cast<uint16_t*>(buffer.p) + 2 * tid(), uint16_t{1}); });
   expect_report(emu::kGlobalRace, "one block reads what another writes", 32, [=] {
     if (blockIdx.x == 0) ptx::store_global(buffer.p + tid(), 1u);
     if (blockIdx.x == 1) ptx::load_global(buffer.p + tid());
