@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(kMetadataThreads)
   const int64_t t = thread_number();
   if (t >= total) return;
   const int64_t entry = count_at_most(cu, count, t) - 1;
-  const bool inside = entry + 1 < count && t < static_cast<int64_t>(ptx::load_global(cu + count - 1));
+  const bool inside = entry + 1 < count;  // the last entry is where the last document ends
   ptx::store_global(segment_ids + t, static_cast<int32_t>(inside ? entry : -1));
 }
 

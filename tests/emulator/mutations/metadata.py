@@ -20,7 +20,7 @@ MUTATIONS = [
         "carry = scanned.total;",
         NUMBERS,
     ),
-    Mutation("more spans than threads", HOST, "(rounds + kMaxSpans - 1) / kMaxSpans", "1"),
+    Mutation("more spans than threads", HOST, "(rounds + kMaxSpans - 1) / kMaxSpans", "1", NUMBERS),
     Mutation(
         "entries past the capacity are written",
         KERNEL,
@@ -61,11 +61,7 @@ MUTATIONS = [
         "int64_t high = count + 1;\n  while (low < high)",
     ),
     Mutation(
-        "tokens past the last offset are in the last document",
-        KERNEL,
-        "t < static_cast<int64_t>(ptx::load_global(cu + count - 1))",
-        "true",
-        NUMBERS,
+        "tokens past the last offset are in a document", KERNEL, "inside = entry + 1 < count", "inside = true", NUMBERS
     ),
     Mutation("top-left aligned", KERNEL, "end - (end_q - t)", "begin + t", NUMBERS),
     Mutation("window off by one", KERNEL, "center - task.left", "center - task.left + 1", NUMBERS),

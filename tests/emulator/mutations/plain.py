@@ -40,7 +40,7 @@ MUTATIONS = [
         "too little shared memory",
         HOST,
         "plain::kThreads, plain::kForwardShared, task",
-        "plain::kThreads, plain::kForwardShared - 16, task",
+        "plain::kThreads, plain::kForwardShared - 32, task",
     ),
     Mutation(
         "rows past the tile are loaded", KERNEL, "at < rows ? columns - column - c : 0", "columns - column - c", NUMBERS
