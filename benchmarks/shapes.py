@@ -94,7 +94,10 @@ def read(shapes: Iterable[str]) -> dict[str, dict[str, int]]:
             [compiler, *flags, str(source), "-o", str(program)], capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            raise MissingTool(f"the shapes of the kernels could not be compiled:\n{done.stderr[-2000:]}")
+            raise MissingTool(
+                "the shapes of the kernels do not compile; was the library built from other sources than these headers?\n"
+                + done.stderr[-2000:]
+            )
         printed = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
     found = {}
     for line in printed.splitlines():
