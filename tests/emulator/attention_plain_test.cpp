@@ -448,19 +448,27 @@ void check_causal_nan(int64_t rows, int64_t at) {
     }
   }
   if (!std::isnan(dirty.out.get(rows - 1, 1, 0))) fail("a NaN that a row sees must show");
-  // Keys past the infinite query row: only later rows reach them, through head 0 and with NaN; head 1 shares the key
-  // head, so a clean call without head 0's last rows is the comparison.
-  Call<float> infinite(shape);
+}
+
+// An infinite query and gradient in row `at` reach no key that it does not see.
+void check_infinite_row(const Shape& shape, int64_t at) {
+  now_running = "an infinite row";
+  Call<float> clean(shape), infinite(shape);
   copy_document(infinite.q, clean.q, 0);
   copy_document(infinite.k, clean.k, 0);
   copy_document(infinite.v, clean.v, 0);
   copy_document(infinite.dout, clean.dout, 0);
-  for (int d = 0; d < shape.head_dim; ++d) infinite.q.set(at, 0, d, std::numeric_limits<float>::infinity());
+  for (int d = 0; d < shape.head_dim; ++d) {
+    for (Tensor<float>* x : {&infinite.q, &infinite.dout}) x->set(at, 0, d, std::numeric_limits<float>::infinity());
+  }
+  clean.run();
   infinite.run();
-  for (int64_t j = at + 1; j < rows; ++j) {
+  const size_t row = static_cast<size_t>(at);
+  for (int64_t j = 0; j < shape.total_k; ++j) {
+    if (shape.begin[row] <= j && j < shape.end[row]) continue;
     for (int d = 0; d < shape.head_dim; ++d) {
-      if (infinite.dk.get(j, 0, d) != clean.dk.get(j, 0, d)) fail("dk of a key that the infinite row does not see");
-      if (infinite.dv.get(j, 0, d) != clean.dv.get(j, 0, d)) fail("dv of a key that the infinite row does not see");
+      if (infinite.dk.get(j, 0, d) != clean.dk.get(j, 0, d)) fail("dk of a key that the row does not see");
+      if (infinite.dv.get(j, 0, d) != clean.dv.get(j, 0, d)) fail("dv of a key that the row does not see");
     }
   }
 }
@@ -552,6 +560,9 @@ int main(int argc, char** argv) {
     check_padding<bf16_t>({-3, 20, -10, 70, -70}, false);
     check_causal_nan(100, 70);
     check_causal_nan(100, 10);
+    check_infinite_row(packed(lengths({100})), 70);
+    // Rows of which some see one more group of four keys: whether to mask is decided for each group.
+    check_infinite_row(packed({{64, 100}}), 0);
     check_neighbours<float>(lengths({70, 1, -3, 40, 129}), true, -1, 24);
     check_neighbours<bf16_t>({{33, 70}, {70, 33}, {5, 0}, {66, 66}}, true, -1, 16);
     check_neighbours<f16_t>(lengths({70, 3, 40}), false, 9, 16);
