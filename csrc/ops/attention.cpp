@@ -114,9 +114,11 @@ TensorView input_view(const Tensor& tensor) { return view(tensor, const_cast<voi
 // it.
 Tensor readable(const Tensor& tensor) {
   const int bytes = static_cast<int>(tensor.element_size());
-  const Tensor dense = tensor.stride(2) == 1 ? tensor : torch::stable::contiguous(tensor);
-  // Not contiguous(): a contiguous tensor at an odd address is contiguous already.
-  return backend::is_aligned(input_view(dense), bytes) ? dense : torch::stable::clone(dense);
+  if (tensor.stride(2) == 1 && backend::is_aligned(input_view(tensor), bytes)) return tensor;
+  // clone() alone keeps the order of the strides, and of a tensor that overlaps itself (windows over a signal) it may
+  // make one whose last dimension is not contiguous. contiguous() alone copies nothing that only begins at an odd
+  // address.
+  return tensor.is_contiguous() ? torch::stable::clone(tensor) : torch::stable::contiguous(tensor);
 }
 
 TensorView output_view(const Tensor& tensor) { return view(tensor, tensor.mutable_data_ptr()); }

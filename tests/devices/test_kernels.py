@@ -133,6 +133,19 @@ def test_addresses_at_no_multiple_of_16_bytes(dtype: torch.dtype, offset: int, d
     assert_same_bits(run_on(device, case, x), run_on(device, case, plain), "aligned and not")
 
 
+@pytest.mark.parametrize("strides", ((1, 64, 1), (3, 1, 1), (1, 5, 1), (0, 1, 1), (1, 0, 1)), ids=str)
+@pytest.mark.parametrize("dtype", (BFLOAT16, FLOAT32), ids=id_of)
+def test_windows_over_a_signal(dtype: torch.dtype, strides: tuple[int, ...], device: str) -> None:
+    """Tensors that overlap themselves, at no multiple of 16 bytes: the copy that is made has rows of its own."""
+    case = Case("overlapping", (20,), heads=(3, 3), dims=(64, 64))
+    x = inputs(case, dtype)
+    signal = x.q.flatten()[:600]
+    windows = {name: signal[i:].as_strided((20, 3, 64), strides) for i, name in enumerate(("q", "k", "v", "dout"))}
+    dense = {name: torch.empty(20, 3, 64, dtype=dtype).copy_(t) for name, t in windows.items()}
+    got, expected = (run_on(device, case, replace(x, **tensors)) for tensors in (windows, dense))
+    assert_same_bits(got, expected, "windows and their copies")
+
+
 def test_strides_of_a_single_head_or_row_are_not_read(device: str) -> None:
     case = Case("single", (40,), heads=(1, 1), dims=(64, 64))
     x = inputs(case, BFLOAT16)
