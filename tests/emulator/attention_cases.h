@@ -193,6 +193,9 @@ inline std::vector<Case> fixed_cases() {
   add("padding alone", {-70, -1}).sinks = true;
   add("no keys", {{30, 0}}).sinks = true;
   add("no rows", {{0, 30}});
+  // What a warp sees whole ends (begins) one short of a slice of 16.
+  add("keys ahead by 14", {{100, 114}});
+  add("300 window 47", {300}).left = 46;
   {
     Case& c = add("34 each", std::vector<Document>(9, 34));
     dims(c, 128, 128);

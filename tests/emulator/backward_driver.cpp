@@ -215,7 +215,10 @@ double worst = 0;
 uint64_t conflicts = 0;
 
 void fail(const Case& c, const char* dtype, const std::string& what) {
-  if (++failures <= 20) std::printf("%s %s D %d/%d: %s\n", c.name.c_str(), dtype, c.dim, c.dim_v, what.c_str());
+  std::printf("%s %s D %d/%d: %s\n", c.name.c_str(), dtype, c.dim, c.dim_v, what.c_str());
+  if (++failures < 10) return;
+  std::printf("FAIL: no more is tried\n");
+  std::exit(1);
 }
 
 template <class T>
