@@ -1,5 +1,7 @@
 // Plans a call: which kernels, how their scratch memory is cut, in which order they are launched.
+#include <cstdint>
 #include <stdexcept>
+#include <string>
 
 #include "attention.h"
 #include "attention_plain.h"
@@ -12,6 +14,19 @@
 
 namespace packattn::cuda {
 namespace {
+
+// The tensor-core kernels count rows and keys in int32, and look a few blocks past the last.
+constexpr int64_t kMaxTokens = INT32_MAX - 1024;
+
+void check_sizes(const AttentionForwardParams& params) {
+  const auto check = [](const char* name, int64_t tokens) {
+    if (tokens >= 0 && tokens <= kMaxTokens) return;
+    throw std::invalid_argument(std::string(name) + " must be in [0, " + std::to_string(kMaxTokens) + "], got " +
+                                std::to_string(tokens));
+  };
+  check("total_q", params.total_q);
+  check("total_k", params.total_k);
+}
 
 void plan_forward(ForwardTask& task, const ForwardKernel&, Workspace& workspace) {
   task.tiles = tile_table_at(workspace.take(tile_table_bytes(task.total_q)), task.total_q);
@@ -62,6 +77,7 @@ void attention_forward(const AttentionForwardParams& params, void* memory, const
     plain_forward(params, memory, stream);
     return;
   }
+  check_sizes(params);
   const ForwardKernel kernel = forward_kernel(params.dtype, choice.instantiation);
   ForwardTask task{params, {}};
   Workspace workspace(memory);
@@ -77,6 +93,7 @@ void attention_backward(const AttentionBackwardParams& params, void* memory, con
     plain_backward(params, memory, stream);
     return;
   }
+  check_sizes(params);
   const BackwardKernel kernel = backward_kernel(params.dtype, choice.instantiation);
   BackwardTask task{params, {}, {}, nullptr, nullptr, nullptr};
   Workspace workspace(memory);

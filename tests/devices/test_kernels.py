@@ -10,7 +10,7 @@ import pytest
 import torch
 from cases import BFLOAT16, BY_NAME, CASES, FLOAT16, FLOAT32, Case, id_of
 from helpers import Inputs, Oracle, assert_same_bits, inputs, make
-from on_device import ops_of, run_on
+from on_device import moved, ops_of, run_on
 
 import packattn
 from packattn import _library
@@ -201,6 +201,16 @@ def test_any_ranges_stay_inside_the_buffers(seed: int, dtype: torch.dtype, emula
             grads = ops.attention_backward(torch.ones_like(out), None, q, k, v, out, lse, begin, end, None, 0.125, 0.0)
             nothing = torch.maximum(begin, begin.new_zeros(())) >= torch.minimum(end, end.new_tensor(keys))
             assert torch.isneginf(lse[:, nothing]).all() and not out[nothing].any() and not grads[0][nothing].any()
+
+
+@pytest.mark.parametrize("dtype", (BFLOAT16, FLOAT32), ids=id_of)
+def test_more_keys_than_kernels_count(dtype: torch.dtype, device: str) -> None:
+    """An expanded tensor has them in no memory. Kernels count in int32, past the last key."""
+    q = moved(torch.zeros(1, 1, 64, dtype=dtype), device)
+    row = moved(torch.zeros(1, dtype=torch.int32), device)
+    many = q.expand(2**31 - 1, 1, 64)
+    with ops_of(device) as ops, pytest.raises(RuntimeError, match=r"^attention_forward: total_k must be in \[0, \d+\]"):
+        ops.attention_forward(q, many, many, row, row, None, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16", "float16", "float64"))
