@@ -38,19 +38,24 @@ def ops_of(device: str) -> Iterator[Any]:
         yield torch.ops.packattn
 
 
+def copied(value: torch.Tensor, device: str) -> torch.Tensor:
+    """On that device, with the same strides, also of 0 and with gaps, and as far from a multiple of 16 bytes."""
+    if value.numel() == 0:
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=device)
+    extent = 1 + sum((n - 1) * stride for n, stride in zip(value.size(), value.stride(), strict=True))
+    flat = value.detach().as_strided((extent,), (1,), value.storage_offset())
+    odd = value.data_ptr() % 16 // value.element_size()  # memory of its own begins at a multiple
+    there = torch.empty(odd + extent, dtype=value.dtype, device=device)[odd:].copy_(flat)
+    return there.as_strided(value.size(), value.stride())
+
+
 def moved(value: Any, device: str) -> Any:
-    """A tensor with its strides, also of 0 and with gaps; a Packing; anything else as it is. emulated: nothing moves."""
+    """A tensor as copied() has it; a Packing; anything else as it is. emulated: nothing moves."""
     if device != "cuda" or value is None:
         return value
     if isinstance(value, packattn.Packing):
         return value.to("cuda")
-    if not isinstance(value, torch.Tensor):
-        return value
-    if value.numel() == 0:
-        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cuda")
-    extent = 1 + sum((n - 1) * stride for n, stride in zip(value.size(), value.stride(), strict=True))
-    flat = value.detach().as_strided((extent,), (1,), value.storage_offset())
-    return flat.to("cuda").as_strided(value.size(), value.stride())
+    return copied(value, "cuda") if isinstance(value, torch.Tensor) else value
 
 
 def run_on(device: str, case: Case, x: Inputs, **changes: Any) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from cases import BFLOAT16, BY_NAME, CASES, FLOAT16, FLOAT32, Case, id_of
 from helpers import Inputs, Oracle, assert_same_bits, inputs, make
-from on_device import moved, ops_of, run_on
+from on_device import copied, moved, ops_of, run_on
 
 import packattn
 from packattn import _library
@@ -115,6 +115,14 @@ def test_gradient_through_lse_only_on_device(name: str, dtype: torch.dtype, devi
     got = run_on(device, case, x)
     assert not got["dv"].any()
     Oracle(case, x).check(got)
+
+
+def test_copies_for_a_gpu_are_laid_out_as_the_originals() -> None:
+    numbers = torch.arange(200, dtype=FLOAT32)
+    for t in (numbers[3:63].view(20, 3), numbers[:60].view(3, 20).t(), numbers[5:].as_strided((4, 3), (0, 2))):
+        copy = copied(t, "cpu")
+        assert torch.equal(copy, t) and copy.stride() == t.stride()
+        assert copy.data_ptr() % 16 == t.data_ptr() % 16 and copy.data_ptr() != t.data_ptr()
 
 
 @pytest.mark.parametrize("offset", (1, 3, 8))
