@@ -1,8 +1,12 @@
 // Runs every function of ptx.cuh and ptx_sm90.cuh on fixed inputs and prints one line each. On a GPU it says what the
 // hardware does, with g++ what the emulator does; conformance.py compares the two.
 //
-//   nvcc -std=c++20 -O2 -arch=sm_90a -o on_gpu tests/emulator/conformance.cu            (or the GPU's own, sm_80 and
-//   up) g++ -std=c++20 -O2 -Itests/emulator -x c++ -o emulated tests/emulator/conformance.cu
+// For a GPU of sm_80 or later (sm_90a for Hopper's own instructions), and for the emulator:
+//
+//   nvcc -std=c++20 -O2 -arch=sm_90a -o on_gpu tests/emulator/conformance.cu
+//
+//   g++ -std=c++20 -O2 -ffp-contract=off -Itests/emulator -x c++ -o emulated tests/emulator/conformance.cu
+//
 //   ./on_gpu > on_gpu.txt; ./emulated > emulated.txt; python tests/emulator/conformance.py on_gpu.txt emulated.txt
 #include "conformance.h"
 #include "conformance_sm90.cuh"
