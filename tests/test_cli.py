@@ -161,7 +161,7 @@ def test_the_cuda_kernels_that_would_serve(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ValueError, match="PACKATTN_CUDA_KERNEL=sm80, but dtype: .* not float32"):
         kernel("float32", 64, 64, 80)
     monkeypatch.setenv("PACKATTN_CUDA_KERNEL", "volta")
-    with pytest.raises(ValueError, match='PACKATTN_CUDA_KERNEL must be auto, plain or sm80, got "volta"'):
+    with pytest.raises(ValueError, match='PACKATTN_CUDA_KERNEL must be auto, plain, sm80 or sm90, got "volta"'):
         kernel("float32", 64, 64, 80)
 
 
