@@ -8,7 +8,8 @@
 //   warp 1             in a tile's last block, zeroes the values past the tile's keys once they have landed. They are
 //                      somebody else's, their weights are 0, and 0 x NaN is NaN. Keys there do no harm: their scores
 //                      are replaced by the mask, not multiplied.
-//   consumers          from a tile's last block to its first: S = Q K^T of this block and O += P V of the one before are
+//   consumers          from a tile's last block to its first: S = Q K^T of this block and O += P V of the one before
+//   are
 //                      issued together; the softmax of S runs while O is still summed. Consumers take turns to issue,
 //                      so that one's softmax runs beside another's products.
 //
@@ -188,8 +189,8 @@ struct Consumer {
   uint32_t base;
   int group, lane;
   float factor, inner_factor;
-  int uses = 0;           // blocks whose scores are done, over all items; values run one behind
-  int begin[2], end[2];   // the rows' ranges, less this lane's first column
+  int uses = 0;          // blocks whose scores are done, over all items; values run one behind
+  int begin[2], end[2];  // the rows' ranges, less this lane's first column
   float m[2], l[2];
   float o[DV / 2], s[BN / 2];
   uint32_t weights[BN / 16][4];
@@ -210,8 +211,8 @@ struct Consumer {
   // s = Q K^T, both K-major: 16 columns are 32 bytes inside a panel.
   PACKATTN_DEVICE void multiply_keys() {
     const uint64_t query = matrix_descriptor(base + group * 64 * 128, 16, 1024, Swizzle::bytes128);
-    const uint64_t keys = matrix_descriptor(base + Shape::kKeyRing + Shape::stage(uses) * Shape::kKeyBytes, 16, 1024,
-                                            Swizzle::bytes128);
+    const uint64_t keys =
+        matrix_descriptor(base + Shape::kKeyRing + Shape::stage(uses) * Shape::kKeyBytes, 16, 1024, Swizzle::bytes128);
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
       ptx::wgmma_ss<T, false, false>(s, advance(query, i / 4 * Shape::kQueryPanel + i % 4 * 32),
@@ -314,15 +315,15 @@ struct Consumer {
         ptx::store_global(task.lse + head * task.total_q + row,
                           sees ? (reference + ptx::lg2(sum)) * tile::kLn2 : -INFINITY);
       }
-      uint16_t* const to = static_cast<uint16_t*>(task.out.data) + head * task.out.head_stride +
-                           row * task.out.row_stride + quad * 8;
+      uint16_t* const to =
+          static_cast<uint16_t*>(task.out.data) + head * task.out.head_stride + row * task.out.row_stride + quad * 8;
 #pragma unroll
       for (int g = 0; g < DV / 32; ++g) {
         // Lane q of a quad has columns 2q and 2q + 1 of four tiles of 8; a transposition gives it all of tile q.
         uint32_t x[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const float *pair = o + (g * 4 + j) * 4 + r * 2;
+          const float* pair = o + (g * 4 + j) * 4 + r * 2;
           x[j] = sees ? ptx::pack2<T>(pair[0] * weight, pair[1] * weight) : 0u;
         }
 #pragma unroll
@@ -370,10 +371,9 @@ struct Consumer {
     full_begin = ptx::reduce_max(full_begin);
     full_end = ptx::reduce_min(full_end);
     const int blocks = Shape::blocks(tile);
-    last = full_end < tile.end ? (full_end > tile.begin ? (full_end - tile.begin) / BN : 0)
-                               : (tile.end - tile.begin) / BN;
-    first = full_begin >= tile.end ? blocks
-                                   : (full_begin > tile.begin ? (full_begin - tile.begin + BN - 1) / BN : 0);
+    last =
+        full_end < tile.end ? (full_end > tile.begin ? (full_end - tile.begin) / BN : 0) : (tile.end - tile.begin) / BN;
+    first = full_begin >= tile.end ? blocks : (full_begin > tile.begin ? (full_begin - tile.begin + BN - 1) / BN : 0);
     const bool upper = warp % 4 / 2 == 1;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

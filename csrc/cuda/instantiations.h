@@ -97,7 +97,8 @@ inline ForwardKernel hopper_forward_kernel_of(DType dtype, const HeadDims& dims)
 #else
   static_cast<void>(dtype), static_cast<void>(dims);
 #endif
-  throw std::runtime_error("PACKATTN_CUDA_KERNEL=sm90, but this packattn was built without 9.0a in TORCH_CUDA_ARCH_LIST");
+  throw std::runtime_error(
+      "PACKATTN_CUDA_KERNEL=sm90, but this packattn was built without 9.0a in TORCH_CUDA_ARCH_LIST");
 }
 
 inline ForwardKernel forward_kernel(DType dtype, const Choice& choice) {

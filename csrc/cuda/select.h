@@ -47,8 +47,8 @@ inline Call call_of(const AttentionForwardParams& params, int capability) {
   return {params.dtype, params.head_dim, params.head_dim_v, params.scale, capability, false};
 }
 
-// Whether a tensor map can describe a [rows, heads, dim] tensor of 16-bit numbers that is_aligned: sizes below 2^32, and
-// strides below 2^40 bytes. Strides of 0 (expanded tensors) are not documented to work. Source: CUDA Driver API,
+// Whether a tensor map can describe a [rows, heads, dim] tensor of 16-bit numbers that is_aligned: sizes below 2^32,
+// and strides below 2^40 bytes. Strides of 0 (expanded tensors) are not documented to work. Source: CUDA Driver API,
 // cuTensorMapEncodeTiled.
 inline bool can_be_mapped(const TensorView& view, int64_t rows, int64_t heads) {
   const auto fits = [](int64_t stride, int64_t size) {

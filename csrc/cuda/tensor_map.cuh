@@ -10,8 +10,8 @@
 
 namespace packattn::cuda {
 
-// What both kinds of map are made from: dimensions {columns, heads, rows}, strides in bytes of the last two. A dimension
-// of size 1 may have any stride, so it gets one that every map takes.
+// What both kinds of map are made from: dimensions {columns, heads, rows}, strides in bytes of the last two. A
+// dimension of size 1 may have any stride, so it gets one that every map takes.
 struct TensorMapShape {
   uint64_t size[3];
   uint64_t stride[2];
@@ -56,15 +56,14 @@ inline TmaMap tensor_map(const char* name, const TensorView& view, int64_t rows,
   const cuuint64_t size[] = {shape.size[0], shape.size[1], shape.size[2]};
   const cuuint64_t stride[] = {shape.stride[0], shape.stride[1]};
   const cuuint32_t box[] = {64, 1, static_cast<cuuint32_t>(box_rows)}, step[] = {1, 1, 1};
-  const CUresult result = tensor_map_encoder()(
-      &map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, view.data, size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, view.data, size, stride, box,
+                                               step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                               CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw std::runtime_error(std::string("CUDA: no tensor map of ") + name + " with " + std::to_string(rows) +
                              " rows, " + std::to_string(heads) + " heads, " + std::to_string(columns) +
-                             " columns, strides of " + std::to_string(stride[1]) + " and " +
-                             std::to_string(stride[0]) + " bytes: cuTensorMapEncodeTiled gave error " +
-                             std::to_string(static_cast<int>(result)));
+                             " columns, strides of " + std::to_string(stride[1]) + " and " + std::to_string(stride[0]) +
+                             " bytes: cuTensorMapEncodeTiled gave error " + std::to_string(static_cast<int>(result)));
   }
   return map;
 }

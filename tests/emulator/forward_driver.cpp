@@ -1,7 +1,7 @@
 // The tensor-core forward on the emulator, against sums in double: numbers, bits of a document alone and packed, NaN of
 // one document in another, schedules, and memory under any metadata.
 //
-//   forward_driver [rounds of random cases] [seed] [name of the one case to run]
+//   forward_driver (hopper_driver for sm_90a) [rounds of random cases] [seed] [name of the one case to run]
 //   exit status 1 for a wrong number, a bit that differs, or any report of the emulator
 //
 // An element of out passes if |error| <= u (sum of |terms| + |wanted|) + 1e-5 (1 + sum of |terms|), u the rounding unit
@@ -318,6 +318,10 @@ std::vector<Case> more_cases() {
     Case& c = add("more rounds than one, scores below 2^-126", documents, 64, 64);
     c.heads_q = 3, c.steep = 60.f;
   }
+#ifdef FORWARD_DRIVER_HOPPER
+  // Blocks that all rows of a group see between blocks that they do not, and more blocks than stages.
+  add("windows of 300", {700, 60}, 128, 128).left = 299;
+#endif
   return cases;
 }
 
