@@ -6,7 +6,7 @@ PACKATTN_NATIVE       "off" builds no native code: packattn then runs on its pla
 PACKATTN_CUDA         "auto" (default) builds the CUDA kernels where nvcc is found and torch has CUDA, "on" demands them (an
                       error says what is missing), "off" leaves them out.
 TORCH_CUDA_ARCH_LIST  architectures of the CUDA kernels, for example "8.0;9.0+PTX". Default: those of the GPUs here; without
-                      one, 8.0, 9.0, 10.0 and 12.0, with PTX for what comes after.
+                      one, 8.0, 9.0a, 10.0 and 12.0, with PTX for what comes after.
 CUDACXX, CUDA_HOME    the CUDA compiler; the folder that has bin/nvcc. Otherwise PATH, then /usr/local/cuda.
 PACKATTN_DEBUG        "1" builds with assertions, debug information and little optimisation.
 PACKATTN_SANITIZE     sanitizers for the native code, for example "undefined". "address" needs its library loaded before

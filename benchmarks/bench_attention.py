@@ -231,10 +231,10 @@ def measure(
 def environment(threads: int) -> dict[str, Any]:
     """Machine, versions and date: repeated in every row, so that the file stays a plain list of rows."""
     import torch
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     import packattn
     from packattn import _library
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     compiled = _library.CPU.loaded and _library.extension is not None
     return {

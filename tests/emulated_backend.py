@@ -74,7 +74,7 @@ def load() -> ctypes.CDLL:
     """The library, registered as torch.ops.packattn_emulated. Once in a process."""
     path = build()
     if isinstance(path, str):
-        raise RuntimeError(path)
+        raise RuntimeError(path)  # noqa: TRY004, it is the reason, not a wrong type
     ops.register(NAMESPACE, refusals, fallback=False)
     torch.ops.load_library(path)
     library = ctypes.CDLL(str(path))

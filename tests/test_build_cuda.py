@@ -139,7 +139,11 @@ def test_architectures(archs, said_archs, everywhere, tensor_cores, torch_with_c
     assert answer.returncode == 0, answer.stderr
     assert f"CUDA kernels for {said_archs} " in said(answer).replace(";", " ") + " "
     assert gencodes(tmp_path / "build", "cuda/metadata.cu") == everywhere
-    assert gencodes(tmp_path / "build", "forward_bfloat16_64_64.cu") == (tensor_cores or everywhere)
+    assert gencodes(tmp_path / "build", "/forward_bfloat16_64_64.cu") == (tensor_cores or everywhere)
+    commands = (tmp_path / "build" / "compile_commands.json").read_text(encoding="utf-8")
+    assert ("hopper_forward_" in commands) == ("9.0a" in archs)
+    if "9.0a" in archs:
+        assert gencodes(tmp_path / "build", "hopper_forward_bfloat16_64_64.cu") == [("compute_90a", "sm_90a")]
 
 
 @needs_nvcc
@@ -148,8 +152,8 @@ def test_architectures_by_default(torch_with_cuda, tmp_path):
     """A binary for each generation, and PTX for what comes after."""
     answer = configure(torch_with_cuda(nvcc_version()), tmp_path / "build")
     assert answer.returncode == 0, answer.stderr
-    codes = [code for _, code in gencodes(tmp_path / "build", "forward_bfloat16_64_64.cu")]
-    assert codes[:2] == ["sm_80", "sm_90"] and re.fullmatch(r"\[sm_\d+,compute_\d+\]", codes[-1])
+    codes = [code for _, code in gencodes(tmp_path / "build", "/forward_bfloat16_64_64.cu")]
+    assert codes[:2] == ["sm_80", "sm_90a"] and re.fullmatch(r"\[sm_\d+,compute_\d+\]", codes[-1])
 
 
 @needs_nvcc

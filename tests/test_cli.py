@@ -160,8 +160,12 @@ def test_the_cuda_kernels_that_would_serve(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PACKATTN_CUDA_KERNEL", "sm80")
     with pytest.raises(ValueError, match="PACKATTN_CUDA_KERNEL=sm80, but dtype: .* not float32"):
         kernel("float32", 64, 64, 80)
+    monkeypatch.setenv("PACKATTN_CUDA_KERNEL", "sm90")
+    assert kernel("bfloat16", 96, 96, 90)[0] == "sm90 128"
+    with pytest.raises(ValueError, match="PACKATTN_CUDA_KERNEL=sm90, but device: .* 9.0, this device has 8.0"):
+        kernel("bfloat16", 64, 64, 80)
     monkeypatch.setenv("PACKATTN_CUDA_KERNEL", "volta")
-    with pytest.raises(ValueError, match='PACKATTN_CUDA_KERNEL must be auto, plain or sm80, got "volta"'):
+    with pytest.raises(ValueError, match='PACKATTN_CUDA_KERNEL must be auto, plain, sm80 or sm90, got "volta"'):
         kernel("float32", 64, 64, 80)
 
 

@@ -54,11 +54,11 @@ BackwardParts plan_backward(BackwardTask& task, const BackwardKernel& kernel, Wo
 }  // namespace
 
 size_t forward_workspace_bytes(const AttentionForwardParams& params, const Device& device) {
-  const Choice choice = select(call_of(params, device.capability));
+  const Choice choice = select(forward_call(params, device.capability));
   if (choice.family == Family::plain) return plain_forward_workspace_bytes(params);
   ForwardTask task{params, {}};
   Workspace workspace(nullptr);
-  plan_forward(task, forward_kernel(params.dtype, choice.instantiation), workspace);
+  plan_forward(task, forward_kernel(params.dtype, choice), workspace);
   return workspace.bytes();
 }
 
@@ -72,13 +72,13 @@ size_t backward_workspace_bytes(const AttentionBackwardParams& params, const Dev
 }
 
 void attention_forward(const AttentionForwardParams& params, void* memory, const Stream& stream) {
-  const Choice choice = select(call_of(params, stream.device.capability));
+  const Choice choice = select(forward_call(params, stream.device.capability));
   if (choice.family == Family::plain) {
     plain_forward(params, memory, stream);
     return;
   }
   check_sizes(params);
-  const ForwardKernel kernel = forward_kernel(params.dtype, choice.instantiation);
+  const ForwardKernel kernel = forward_kernel(params.dtype, choice);
   ForwardTask task{params, {}};
   Workspace workspace(memory);
   plan_forward(task, kernel, workspace);

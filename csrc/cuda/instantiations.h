@@ -56,7 +56,55 @@ inline const Instantiation& instantiation(DType dtype, const HeadDims& dims) {
   throw std::logic_error("no tensor-core kernel was compiled for what select() chose");
 }
 
-inline ForwardKernel forward_kernel(DType dtype, const HeadDims& dims) { return instantiation(dtype, dims).forward(); }
+// The forward for sm_90a, in files of their own: they are compiled for that architecture alone, if it is built for
+// (PACKATTN_CUDA_SM90A), and always in the emulated library.
+ForwardKernel hopper_forward_bfloat16_64_64();
+ForwardKernel hopper_forward_bfloat16_128_128();
+ForwardKernel hopper_forward_bfloat16_192_128();
+ForwardKernel hopper_forward_bfloat16_256_256();
+ForwardKernel hopper_forward_float16_64_64();
+ForwardKernel hopper_forward_float16_128_128();
+ForwardKernel hopper_forward_float16_192_128();
+ForwardKernel hopper_forward_float16_256_256();
+
+struct HopperInstantiation {
+  DType dtype;
+  HeadDims dims;
+  ForwardKernel (*forward)();
+};
+
+#if defined(PACKATTN_CUDA_SM90A) || !defined(__CUDACC__)
+constexpr HopperInstantiation kHopperInstantiations[] = {
+    {DType::bfloat16, {64, 64}, &hopper_forward_bfloat16_64_64},
+    {DType::bfloat16, {128, 128}, &hopper_forward_bfloat16_128_128},
+    {DType::bfloat16, {192, 128}, &hopper_forward_bfloat16_192_128},
+    {DType::bfloat16, {256, 256}, &hopper_forward_bfloat16_256_256},
+    {DType::float16, {64, 64}, &hopper_forward_float16_64_64},
+    {DType::float16, {128, 128}, &hopper_forward_float16_128_128},
+    {DType::float16, {192, 128}, &hopper_forward_float16_192_128},
+    {DType::float16, {256, 256}, &hopper_forward_float16_256_256},
+};
+#endif
+
+// Throws std::runtime_error where this build has none.
+inline ForwardKernel hopper_forward_kernel_of(DType dtype, const HeadDims& dims) {
+#if defined(PACKATTN_CUDA_SM90A) || !defined(__CUDACC__)
+  for (const HopperInstantiation& one : kHopperInstantiations) {
+    if (one.dtype == dtype && one.dims.head_dim == dims.head_dim && one.dims.head_dim_v == dims.head_dim_v) {
+      return one.forward();
+    }
+  }
+#else
+  static_cast<void>(dtype), static_cast<void>(dims);
+#endif
+  throw std::runtime_error(
+      "PACKATTN_CUDA_KERNEL=sm90, but this packattn was built without 9.0a in TORCH_CUDA_ARCH_LIST");
+}
+
+inline ForwardKernel forward_kernel(DType dtype, const Choice& choice) {
+  if (choice.family == Family::sm90) return hopper_forward_kernel_of(dtype, choice.instantiation);
+  return instantiation(dtype, choice.instantiation).forward();
+}
 inline BackwardKernel backward_kernel(DType dtype, const HeadDims& dims) {
   return instantiation(dtype, dims).backward();
 }

@@ -139,10 +139,11 @@ PACKATTN_DEVICE void wgmma_wait(float (&... d)[K]) {
 
 namespace packattn::cuda::ptx {
 
-// ptxas moves plain arithmetic below a later wgmma_wait. This keeps what x depends on above it: a trap that is never
-// taken, x being never negative.
+// ptxas moves plain arithmetic below a later wgmma_wait. This keeps what x depends on above it: a sleep that never
+// comes, x being never negative. (A trap does the same and costs registers: with it ptxas 13.0 spills, and serialises
+// wgmma.)
 PACKATTN_DEVICE void finish_before_here(float x) {
-  asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p trap;\n}" ::"f"(x) : "memory");
+  asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p nanosleep.u32 1;\n}" ::"f"(x) : "memory");
 }
 
 }  // namespace packattn::cuda::ptx

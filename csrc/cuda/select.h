@@ -14,10 +14,13 @@
 
 namespace packattn::cuda {
 
-// plain: attention_plain.cuh, any GPU. sm80: tensor cores of compute capability 8.0 and later.
-enum class Family { plain, sm80 };
+// plain: attention_plain.cuh, any GPU. sm80: tensor cores of compute capability 8.0 and later. sm90: wgmma and bulk
+// copies of compute capability 9.0, the forward alone, and only on request until a GPU has measured it.
+enum class Family { plain, sm80, sm90 };
 
-inline const char* family_name(Family family) { return family == Family::plain ? "plain" : "sm80"; }
+inline const char* family_name(Family family) {
+  return family == Family::plain ? "plain" : family == Family::sm80 ? "sm80" : "sm90";
+}
 
 constexpr int kPlainMaxHeadDim = 512;
 
@@ -28,6 +31,7 @@ struct HeadDims {
   int head_dim_v;
 };
 constexpr HeadDims kTensorCoreHeadDims[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
+constexpr HeadDims kHopperHeadDims[] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
 
 // What the choice of a kernel depends on.
 struct Call {
@@ -36,10 +40,29 @@ struct Call {
   int64_t head_dim_v = 0;
   float scale = 1.f;
   int capability = 80;  // compute capability of the device, 80 for 8.0
+  bool mapped = false;  // a forward, whose query, key and value bulk copies can take (can_be_mapped)
 };
 
 inline Call call_of(const AttentionForwardParams& params, int capability) {
-  return {params.dtype, params.head_dim, params.head_dim_v, params.scale, capability};
+  return {params.dtype, params.head_dim, params.head_dim_v, params.scale, capability, false};
+}
+
+// Whether a tensor map can describe a [rows, heads, dim] tensor of 16-bit numbers that is_aligned: sizes below 2^32,
+// and strides below 2^40 bytes. Strides of 0 (expanded tensors) are not documented to work. Source: CUDA Driver API,
+// cuTensorMapEncodeTiled.
+inline bool can_be_mapped(const TensorView& view, int64_t rows, int64_t heads) {
+  const auto fits = [](int64_t stride, int64_t size) {
+    return size <= 1 || (stride > 0 && stride < (int64_t{1} << 39) && size < (int64_t{1} << 31));
+  };
+  return fits(view.row_stride, rows) && fits(view.head_stride, heads);
+}
+
+inline Call forward_call(const AttentionForwardParams& params, int capability) {
+  Call call = call_of(params, capability);
+  call.mapped = can_be_mapped(params.query, params.total_q, params.heads_q) &&
+                can_be_mapped(params.key, params.total_k, params.heads_k) &&
+                can_be_mapped(params.value, params.total_k, params.heads_k);
+  return call;
 }
 
 struct Choice {
@@ -47,7 +70,7 @@ struct Choice {
   HeadDims instantiation{0, 0};  // of the tensor-core kernel; 0, 0 for plain
 };
 
-// "plain" or, with the head dims of the instantiation, "sm80 192/128".
+// "plain" or, with the head dims of the instantiation, "sm80 192/128", "sm90 64".
 inline std::string describe(const Choice& choice) {
   std::string text = family_name(choice.family);
   if (choice.family != Family::plain) {
@@ -110,23 +133,33 @@ inline std::optional<Family> forced_family() {
   if (value.empty() || value == "auto") return std::nullopt;
   if (value == "plain") return Family::plain;
   if (value == "sm80") return Family::sm80;
-  throw std::invalid_argument("PACKATTN_CUDA_KERNEL must be auto, plain or sm80, got \"" + std::string(value) + "\"");
+  if (value == "sm90") return Family::sm90;
+  throw std::invalid_argument("PACKATTN_CUDA_KERNEL must be auto, plain, sm80 or sm90, got \"" + std::string(value) +
+                              "\"");
 }
 
 // The kernel for a call that cuda_refusals lets pass. Throws std::invalid_argument if the environment forces a family
-// that does not serve it.
+// that does not serve it. sm90 has no backward and takes no expanded tensors: sm80 serves these beside it.
 inline Choice select(const Call& call) {
   const std::optional<Family> forced = forced_family();
   if (forced == Family::plain) return {};
-  const std::vector<std::string> reasons = sm80_refusals(call);
-  if (reasons.empty()) {
-    for (const HeadDims& dims : kTensorCoreHeadDims) {
-      if (call.head_dim <= dims.head_dim && call.head_dim_v <= dims.head_dim_v) return {Family::sm80, dims};
-    }
-    throw std::logic_error("select: no instantiation holds head dims that the family serves");
+  std::vector<std::string> reasons = sm80_refusals(call);
+  if (forced == Family::sm90 && call.capability != 90) {
+    reasons.push_back("device: sm90 kernels need compute capability 9.0, this device has " +
+                      std::to_string(call.capability / 10) + "." + std::to_string(call.capability % 10));
   }
-  if (forced == Family::sm80) {
-    std::string text = "PACKATTN_CUDA_KERNEL=sm80, but ";
+  if (reasons.empty()) {
+    const auto first = [&call](Family family, const auto& instantiations) -> Choice {
+      for (const HeadDims& dims : instantiations) {
+        if (call.head_dim <= dims.head_dim && call.head_dim_v <= dims.head_dim_v) return {family, dims};
+      }
+      throw std::logic_error("select: no instantiation holds head dims that the family serves");
+    };
+    if (forced == Family::sm90 && call.mapped) return first(Family::sm90, kHopperHeadDims);
+    return first(Family::sm80, kTensorCoreHeadDims);
+  }
+  if (forced) {
+    std::string text = std::string("PACKATTN_CUDA_KERNEL=") + family_name(*forced) + ", but ";
     for (const std::string& reason : reasons) text += (&reason == &reasons.front() ? "" : "; ") + reason;
     throw std::invalid_argument(text);
   }

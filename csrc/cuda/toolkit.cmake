@@ -1,8 +1,8 @@
 # Whether the CUDA kernels are built, and for which GPUs.
 #
 # In:  PACKATTN_CUDA (auto, on, off), PACKATTN_CUDA_ARCH_LIST, torch_dir, PACKATTN_TORCH_VERSION.
-# Out: PACKATTN_HAS_CUDA (true, false), PACKATTN_CUDA_REASON (why not), PACKATTN_CUDA_ARCHS ("8.0 9.0+PTX"),
-#      torch_cuda_library, and the function packattn_cuda_flags().
+# Out: PACKATTN_HAS_CUDA (true, false), PACKATTN_CUDA_REASON (why not), PACKATTN_CUDA_ARCHS ("8.0 9.0a+PTX"),
+#      PACKATTN_CUDA_HAS_SM90A (true, false), torch_cuda_library, and the function packattn_cuda_flags().
 set(PACKATTN_HAS_CUDA false)
 set(PACKATTN_CUDA_REASON "")
 set(PACKATTN_CUDA_ARCHS "")
@@ -85,12 +85,13 @@ if(NOT archs)
     if(status EQUAL 0)
       string(REGEX MATCHALL "[0-9]+\\.[0-9]" archs "${found}")
       list(REMOVE_DUPLICATES archs)
+      list(TRANSFORM archs REPLACE "^9\\.0$" "9.0a")  # has the instructions of csrc/cuda/ptx_sm90.cuh
     endif()
   endif()
 endif()
 if(NOT archs)
-  foreach(arch IN ITEMS 8.0 9.0 10.0 12.0)
-    string(REPLACE "." "" number "${arch}")
+  foreach(arch IN ITEMS 8.0 9.0a 10.0 12.0)
+    string(REGEX REPLACE "[.a]" "" number "${arch}")
     if("compute_${number}" IN_LIST nvcc_archs)
       list(APPEND archs ${arch})
     endif()
@@ -102,6 +103,8 @@ string(REGEX REPLACE "[ ,;]+" ";" archs "${archs}")
 
 set(gencode "")
 set(gencode_tensor_core "")
+set(gencode_hopper "")
+set(PACKATTN_CUDA_HAS_SM90A false)
 foreach(entry IN LISTS archs)
   string(REGEX REPLACE "\\+PTX$" "" arch "${entry}")
   packattn_arch_number("${arch}" number)
@@ -116,6 +119,10 @@ foreach(entry IN LISTS archs)
   list(APPEND gencode "-gencode=arch=compute_${number},code=${code}")
   if(plain_number GREATER_EQUAL 80)
     list(APPEND gencode_tensor_core "-gencode=arch=compute_${number},code=${code}")
+  endif()
+  if(number STREQUAL "90a")
+    set(gencode_hopper "-gencode=arch=compute_90a,code=sm_90a")
+    set(PACKATTN_CUDA_HAS_SM90A true)
   endif()
 endforeach()
 if(NOT gencode_tensor_core)
@@ -146,4 +153,5 @@ function(packattn_cuda_flags)
   set_source_files_properties(${PACKATTN_CUDA_SOURCES} PROPERTIES COMPILE_OPTIONS "${flags};${gencode}")
   set_source_files_properties(${PACKATTN_CUDA_TENSOR_CORE_SOURCES} PROPERTIES COMPILE_OPTIONS
                               "${flags};${gencode_tensor_core}")
+  set_source_files_properties(${PACKATTN_CUDA_HOPPER_SOURCES} PROPERTIES COMPILE_OPTIONS "${flags};${gencode_hopper}")
 endfunction()

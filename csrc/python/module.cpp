@@ -40,6 +40,7 @@ py::tuple cuda_kernel(const std::string& dtype, int64_t head_dim, int64_t head_d
   call.head_dim = head_dim;
   call.head_dim_v = head_dim_v;
   call.capability = capability;
+  call.mapped = true;  // as every tensor is that is not expanded
   const packattn::cuda::Choice choice = packattn::cuda::select(call);
   return py::make_tuple(packattn::cuda::describe(choice), packattn::cuda::sm80_refusals(call));
 }

@@ -82,7 +82,7 @@ struct Problem {
     for (int h = 0; h < c.heads_q; ++h) sinks[static_cast<size_t>(h)] = normal(random);
     int64_t q0 = 0, k0 = 0;
     for (size_t n = 0; n < c.documents.size(); ++n) {  // what a document holds does not depend on the others
-      normal.reset();  // it keeps every other number
+      normal.reset();                                  // it keeps every other number
       Random own(c.seed * 1009 + static_cast<uint64_t>(c.documents[n].q) * 31 +
                  static_cast<uint64_t>(c.documents[n].k));
       const auto fill = [&](const Tensor& x, int64_t first, int64_t rows) {

@@ -1,7 +1,7 @@
 // The tensor-core forward on the emulator, against sums in double: numbers, bits of a document alone and packed, NaN of
 // one document in another, schedules, and memory under any metadata.
 //
-//   forward_driver [rounds of random cases] [seed] [name of the one case to run]
+//   forward_driver (hopper_driver for sm_90a) [rounds of random cases] [seed] [name of the one case to run]
 //   exit status 1 for a wrong number, a bit that differs, or any report of the emulator
 //
 // An element of out passes if |error| <= u (sum of |terms| + |wanted|) + 1e-5 (1 + sum of |terms|), u the rounding unit
@@ -14,13 +14,25 @@
 #include <vector>
 
 #include "attention_cases.h"
+#ifdef FORWARD_DRIVER_HOPPER  // hopper_driver.cpp
+#include "hopper_forward_launch.cuh"
+#else
 #include "attention_forward_launch.cuh"
+#endif
 #include "tile_table.cu"
 
 namespace {
 
 using namespace packattn::cases;
 using packattn::DType;
+
+#ifdef FORWARD_DRIVER_HOPPER
+template <class T, int D, int DV>
+using Launch = HopperForwardLaunch<T, D, DV>;
+#else
+template <class T, int D, int DV>
+using Launch = ForwardLaunch<T, D, DV>;
+#endif
 
 template <class T>
 struct Problem {
@@ -75,7 +87,11 @@ struct Problem {
     task.scale = static_cast<float>(scale()), task.softcap = c.softcap;
     task.query = q.view(), task.key = k.view(), task.value = v.view(), task.out = out.view();
     task.key_begin = begin.p, task.key_end = end.p, task.lse = lse.p, task.sinks = c.sinks ? sinks.p : nullptr;
+#ifdef FORWARD_DRIVER_HOPPER
+    const Stream stream{nullptr, Device{2 + c.small, 90, 227 * 1024}};
+#else
     const Stream stream{nullptr, Device{3, c.small ? 86 : 80, (c.small ? 99 : 163) * 1024}};
+#endif
     const ForwardKernel kernel = kernel_for();
     emu::Buffer<uint8_t> table(tile_table_bytes(tq));
     task.tiles = tile_table_at(table.p, tq);
@@ -86,13 +102,15 @@ struct Problem {
   ForwardKernel kernel_for() const {
 #ifndef FORWARD_DRIVER_ONLY  // "64, 64": one instantiation, which compiles sooner
     const int most = std::max(c.dim, c.dim_v);
-    if (most > 192 || c.dim_v > 128) return ForwardLaunch<T, 256, 256>::kernel();
-    if (most > 128) return ForwardLaunch<T, 192, 128>::kernel();
-    if (most > 96) return ForwardLaunch<T, 128, 128>::kernel();
-    if (most > 64) return ForwardLaunch<T, 96, 96>::kernel();
-    return ForwardLaunch<T, 64, 64>::kernel();
+    if (most > 192 || c.dim_v > 128) return Launch<T, 256, 256>::kernel();
+    if (most > 128) return Launch<T, 192, 128>::kernel();
+#ifndef FORWARD_DRIVER_HOPPER
+    if (most > 64 && most <= 96) return Launch<T, 96, 96>::kernel();
+#endif
+    if (most > 64) return Launch<T, 128, 128>::kernel();
+    return Launch<T, 64, 64>::kernel();
 #else
-    return ForwardLaunch<T, FORWARD_DRIVER_ONLY>::kernel();
+    return Launch<T, FORWARD_DRIVER_ONLY>::kernel();
 #endif
   }
 };
@@ -300,6 +318,10 @@ std::vector<Case> more_cases() {
     Case& c = add("more rounds than one, scores below 2^-126", documents, 64, 64);
     c.heads_q = 3, c.steep = 60.f;
   }
+#ifdef FORWARD_DRIVER_HOPPER
+  // Blocks that all rows of a group see between blocks that they do not, and more blocks than stages.
+  add("windows of 300", {700, 60}, 128, 128).left = 299;
+#endif
   return cases;
 }
 
@@ -311,9 +333,14 @@ int main(int argc, char** argv) {
   const std::string only = argc > 3 ? argv[3] : "";
 #ifdef FORWARD_DRIVER_ONLY
   const int limits[] = {FORWARD_DRIVER_ONLY};
-  const auto serves = [&](const Case& c) { return c.dim <= limits[0] && c.dim_v <= limits[1]; };
+  const auto holds = [&](const Case& c) { return c.dim <= limits[0] && c.dim_v <= limits[1]; };
 #else
-  const auto serves = [](const Case&) { return true; };
+  const auto holds = [](const Case&) { return true; };
+#endif
+#ifdef FORWARD_DRIVER_HOPPER  // no tensor map of expanded tensors
+  const auto serves = [&](const Case& c) { return holds(c) && c.layout <= 2; };
+#else
+  const auto serves = holds;
 #endif
   std::vector<Case> cases = fixed_cases();
   for (const Case& c : more_cases()) cases.push_back(c);

@@ -1,0 +1,8 @@
+#include "../hopper_forward_launch.cuh"
+#include "../instantiations.h"
+
+namespace packattn::cuda {
+
+ForwardKernel hopper_forward_bfloat16_192_128() { return HopperForwardLaunch<bf16_t, 192, 128>::kernel(); }
+
+}  // namespace packattn::cuda

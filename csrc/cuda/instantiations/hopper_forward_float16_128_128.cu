@@ -1,0 +1,8 @@
+#include "../hopper_forward_launch.cuh"
+#include "../instantiations.h"
+
+namespace packattn::cuda {
+
+ForwardKernel hopper_forward_float16_128_128() { return HopperForwardLaunch<f16_t, 128, 128>::kernel(); }
+
+}  // namespace packattn::cuda
