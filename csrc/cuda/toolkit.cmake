@@ -133,11 +133,16 @@ string(JOIN " " PACKATTN_CUDA_ARCHS ${archs})
 
 set(CMAKE_CUDA_COMPILER "${nvcc}")
 set(CMAKE_CUDA_ARCHITECTURES OFF)  # each source has its own -gencode
-set(CMAKE_CUDA_STANDARD 20)
-set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 enable_language(CUDA)
+# CMake 3.25 does not know that nvcc takes C++20, and would refuse it already in its test of the compiler.
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+endif()
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 
 # Gives the CUDA sources their flags; for the directory that defines the target (source properties are per directory).
 function(packattn_cuda_flags)
