@@ -188,6 +188,7 @@ def test_cmake_refuses_with_a_sentence(option, message, tmp_path):
     (tmp_path / "python").chmod(0o755)
     cmake = shutil.which("cmake", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     options = [f"-DPython_EXECUTABLE={sys.executable}", option.replace("WITHOUT_TORCH", str(tmp_path / "python"))]
+    options += [f"-DPACKATTN_OUTPUT_DIR={tmp_path}"]  # a configuration without CUDA removes the library built before
     answer = run(cmake, "-S", ROOT, "-B", tmp_path / "build", "-DPACKATTN_BUILD_PYTHON_MODULE=OFF", *options)
     assert answer.returncode != 0 and re.search(message, " ".join(answer.stderr.split()))
 

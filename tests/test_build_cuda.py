@@ -61,7 +61,9 @@ def torch_with_cuda(tmp_path: Path):
 def configure(python: Path | str, build: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     ninja = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"]
     options = (f"-DPython_EXECUTABLE={python}", "-DPACKATTN_BUILD_PYTHON_MODULE=OFF", *options)
-    return run(tool("cmake"), "-S", ROOT, "-B", build, *ninja, *options, **variables)
+    # Elsewhere than the tree's own libraries: a configuration without CUDA removes the one built before.
+    output = f"-DPACKATTN_OUTPUT_DIR={build / 'out'}"
+    return run(tool("cmake"), "-S", ROOT, "-B", build, output, *ninja, *options, **variables)
 
 
 def said(answer: subprocess.CompletedProcess[str]) -> str:

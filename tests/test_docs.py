@@ -30,6 +30,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+import torch._dynamo.utils
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -127,6 +129,8 @@ def check(where: str, printed: str, wanted: str | None, vary: bool) -> None:
 def test_blocks_run_and_print_what_they_say(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()  # a page counts its own compilations
     for needed in re.findall(r"<!-- needs: (\w+) -->", path.read_text(encoding="utf-8")):
         pytest.importorskip(needed, reason=f"{needed} is not installed")
     for block in RUN[path]:
