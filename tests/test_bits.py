@@ -147,6 +147,18 @@ def poison(case: Case, x: Inputs, name: str, span: tuple[int, int], value: float
     return replace(x, **{name: t})
 
 
+def poison_padding(case: Case, x: Inputs, value: float) -> Inputs:
+    """The inputs with `value` in every row of no document."""
+    inside = torch.zeros(case.total_q, dtype=torch.bool)
+    for d in case.documents:
+        inside[d.q_start : d.q_start + d.q_length] = True
+    for name in ("q", "k", "v", "dout", "dlse"):
+        t = relaid(getattr(x, name))
+        (t if name != "dlse" else t.t())[~inside] = value
+        x = replace(x, **{name: t})
+    return x
+
+
 @pytest.mark.parametrize("value", (math.nan, math.inf, -math.inf, 3.0e38), ids=str)
 @pytest.mark.parametrize("dtype", (FLOAT32, BFLOAT16), ids=id_of)
 @pytest.mark.parametrize("case", ISOLATION, ids=id_of)
@@ -185,15 +197,7 @@ def test_nan_in_padding_goes_nowhere(dtype: torch.dtype, value: float) -> None:
     """Padding holds anything: its own results are 0 and -inf, and no other bit changes."""
     case = replace(BY_NAME["padding_everywhere"], sinks=True)
     x = inputs(case, dtype)
-    inside = torch.zeros(case.total_q, dtype=torch.bool)
-    for d in case.documents:
-        inside[d.q_start : d.q_start + d.q_length] = True
-    y = x
-    for name in ("q", "k", "v", "dout", "dlse"):
-        t = relaid(getattr(y, name))
-        (t if name != "dlse" else t.t())[~inside] = value
-        y = replace(y, **{name: t})
-    assert_same_bits(run(case, y), run(case, x), "padding")
+    assert_same_bits(run(case, poison_padding(case, x, value)), run(case, x), "padding")
 
 
 def test_replaced_document_changes_no_bit_of_the_other() -> None:

@@ -66,23 +66,15 @@ struct BackwardLaunch {
     return static_cast<size_t>(params.total_q) * static_cast<size_t>(params.heads_q) * sizeof(float2);
   }
 
-  // As many blocks as run at a time: as registers allow, and shared memory, of which the system takes 1 KB a block.
-  template <class S>
-  static void run_persistent(void (*kernel)(BackwardTask), const BackwardTask& task, const Stream& stream) {
-    const int room = (stream.device.shared_memory_optin + 1024) / (S::kSharedBytes + 1024);
-    const int blocks = room < S::kBlocks ? (room < 1 ? 1 : room) : S::kBlocks;
-    launch(stream, kernel, static_cast<int64_t>(stream.device.multiprocessors) * blocks, S::kThreads, S::kSharedBytes,
-           task);
-  }
   template <class S>
   static void run_keys(const BackwardTask& task, const Stream& stream) {
-    run_persistent<S>(task.softcap > 0.f ? &attention_backward_keys<S, true> : &attention_backward_keys<S, false>, task,
-                      stream);
+    launch_persistent<S>(
+        stream, task.softcap > 0.f ? &attention_backward_keys<S, true> : &attention_backward_keys<S, false>, task);
   }
   template <class S>
   static void run_query(const BackwardTask& task, const Stream& stream) {
-    run_persistent<S>(task.softcap > 0.f ? &attention_backward_query<S, true> : &attention_backward_query<S, false>,
-                      task, stream);
+    launch_persistent<S>(
+        stream, task.softcap > 0.f ? &attention_backward_query<S, true> : &attention_backward_query<S, false>, task);
   }
 
   static void run(const BackwardTask& task, const Stream& stream) {

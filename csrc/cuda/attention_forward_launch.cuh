@@ -1,8 +1,5 @@
 // Which tiles the forward kernel has at each head dim, and its launch. Included by instantiations/forward_*.cu.
 #pragma once
-#include <limits>
-#include <stdexcept>
-
 #include "attention_forward.cuh"
 #include "launch.cuh"
 
@@ -38,18 +35,10 @@ struct ForwardLaunch {
   static int tile_rows(const Device&) { return Shape::kRows; }
 
   static void run(const ForwardTask& task, const Stream& stream) {
-    // Kernels count keys and rows in int32, and look up to two blocks past the last.
-    if (task.total_k > std::numeric_limits<int32_t>::max() - 4 * Shape::kKeys) {
-      throw std::invalid_argument("attention_forward: too many keys for the tensor-core kernels: " +
-                                  std::to_string(task.total_k));
-    }
-    // As many blocks as run at a time: as registers allow, and shared memory, of which the system takes 1 KB a block.
-    const int room = (stream.device.shared_memory_optin + 1024) / (Shape::kSharedBytes + 1024);
-    const int blocks = room < Shape::kBlocks ? (room < 1 ? 1 : room) : Shape::kBlocks;
-    launch(stream,
-           task.softcap > 0.f ? &attention_forward_kernel<T, Shape, true> : &attention_forward_kernel<T, Shape, false>,
-           static_cast<int64_t>(stream.device.multiprocessors) * blocks, Shape::kThreads, Shape::kSharedBytes,
-           ForwardArguments(task));
+    launch_persistent<Shape>(
+        stream,
+        task.softcap > 0.f ? &attention_forward_kernel<T, Shape, true> : &attention_forward_kernel<T, Shape, false>,
+        ForwardArguments(task));
   }
 
   static ForwardKernel kernel() { return {&tile_rows, &run}; }

@@ -1,8 +1,5 @@
 // Which tiles the Hopper forward has at each head dim, and its launch. Included by instantiations/hopper_forward_*.cu.
 #pragma once
-#include <limits>
-#include <stdexcept>
-
 #include "hopper_forward.cuh"
 #include "launch.cuh"
 #include "tensor_map.cuh"
@@ -42,11 +39,6 @@ struct HopperForwardLaunch {
   template <bool SOFTCAP>
   static void run_shape(const ForwardTask& task, const Stream& stream) {
     using Shape = HopperForwardShapes<D, DV, SOFTCAP>;
-    // Kernels count keys and rows in int32, and look up to a block past the last.
-    if (task.total_k > std::numeric_limits<int32_t>::max() - 4 * Shape::kKeys) {
-      throw std::invalid_argument("attention_forward: too many keys for the tensor-core kernels: " +
-                                  std::to_string(task.total_k));
-    }
     if (task.total_q == 0) return;
     launch(stream, &hopper_forward_kernel<T, Shape, SOFTCAP>, stream.device.multiprocessors, Shape::kThreads,
            Shape::kSharedBytes,

@@ -75,4 +75,15 @@ inline void fill_bytes(const Stream&, void* data, int value, size_t bytes) {
 
 #endif
 
+// Starts a persistent grid: as many blocks as run at a time, as registers allow (Shape::kBlocks) and shared memory, of
+// which the system takes 1 KB a block.
+template <class Shape, typename... Parameters>
+void launch_persistent(const Stream& stream, void (*kernel)(Parameters...),
+                       const std::type_identity_t<Parameters>&... arguments) {
+  const int room = (stream.device.shared_memory_optin + 1024) / (Shape::kSharedBytes + 1024);
+  const int blocks = room < Shape::kBlocks ? (room < 1 ? 1 : room) : Shape::kBlocks;
+  launch(stream, kernel, static_cast<int64_t>(stream.device.multiprocessors) * blocks, Shape::kThreads,
+         Shape::kSharedBytes, arguments...);
+}
+
 }  // namespace packattn::cuda

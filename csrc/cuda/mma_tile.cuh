@@ -111,10 +111,6 @@ PACKATTN_DEVICE void copy_rows(uint32_t matrix, Source& source, int valid) {
   }
   source.next += static_cast<int64_t>(ROWS) * source.row_stride;
 }
-template <int PITCH, int ROWS, int THREADS>
-PACKATTN_DEVICE void copy_rows(uint32_t matrix, Source& source, int valid, int) {
-  copy_rows<PITCH, ROWS, THREADS>(matrix, source, valid);
-}
 
 // ---- products of one warp
 

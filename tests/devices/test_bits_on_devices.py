@@ -10,7 +10,7 @@ import torch
 from cases import BFLOAT16, BY_NAME, FLOAT16, FLOAT32, Case, id_of
 from helpers import Inputs, assert_same_bits, inputs, inputs_of_document, of_document, relaid
 from on_device import run_on
-from test_bits import ISOLATION, poison
+from test_bits import ISOLATION, poison, poison_padding
 
 LENGTHS = (1, 70, 0, 3, 129, 33, 2, 17)
 BASE = Case("bits", LENGTHS, dims=(64, 64))
@@ -119,15 +119,7 @@ def test_nan_in_padding_goes_nowhere_on_device(dtype: torch.dtype, value: float,
     """Padding holds anything: its own results are 0 and -inf, and no other bit changes."""
     case = replace(BY_NAME["padding_everywhere"], sinks=True)
     x = inputs(case, dtype)
-    inside = torch.zeros(case.total_q, dtype=torch.bool)
-    for d in case.documents:
-        inside[d.q_start : d.q_start + d.q_length] = True
-    y = x
-    for name in ("q", "k", "v", "dout", "dlse"):
-        t = relaid(getattr(y, name))
-        (t if name != "dlse" else t.t())[~inside] = value
-        y = replace(y, **{name: t})
-    assert_same_bits(run_on(device, case, y), run_on(device, case, x), "padding")
+    assert_same_bits(run_on(device, case, poison_padding(case, x, value)), run_on(device, case, x), "padding")
 
 
 @pytest.mark.parametrize("dtype", (BFLOAT16, FLOAT32), ids=id_of)

@@ -115,6 +115,17 @@ struct Tensor {
   }
 };
 
+// Fills rows [first, first + rows) with NaN, infinity and NaN of the other sign.
+template <class T>
+void poison(const Tensor& x, int64_t first, int64_t rows) {
+  const uint16_t not_finite[] = {0x7FFF, static_cast<uint16_t>(is_f16<T> ? 0x7C00 : 0x7F80), 0xFFFF};
+  for (int64_t t = first; t < first + rows; ++t) {
+    for (int64_t h = 0; h < x.heads; ++h) {
+      for (int64_t e = 0; e < x.dim; ++e) x.at(t, h)[e] = not_finite[(t + e) % 3];
+    }
+  }
+}
+
 inline bool same_rows(const Tensor& a, int64_t first_a, const Tensor& b, int64_t first_b, int64_t rows) {
   for (int64_t t = 0; t < rows; ++t) {
     for (int64_t h = 0; h < a.heads; ++h) {

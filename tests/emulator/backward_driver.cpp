@@ -208,7 +208,6 @@ struct Problem {
 };
 
 // ---- checks
-// ----------------------------------------------------------------------------------------------------------
 
 int64_t failures = 0, runs = 0;
 double worst = 0;
@@ -278,16 +277,8 @@ void check(const Case& c, bool isolation) {
   for (size_t n = 0; n < c.documents.size(); ++n) {
     const Document& d = c.documents[n];
     if (n % 2 == 1 || d.padding) {
-      const uint16_t not_finite[] = {0x7FFF, static_cast<uint16_t>(is_f16<T> ? 0x7C00 : 0x7F80), 0xFFFF};
-      const auto poison = [&](const Tensor& x, int64_t first, int64_t rows) {
-        for (int64_t t = first; t < first + rows; ++t) {
-          for (int64_t h = 0; h < x.heads; ++h) {
-            for (int64_t e = 0; e < x.dim; ++e) x.at(t, h)[e] = not_finite[(t + e) % 3];
-          }
-        }
-      };
-      poison(poisoned.q, q0, d.q), poison(poisoned.out, q0, d.q), poison(poisoned.dout, q0, d.q);
-      poison(poisoned.k, k0, d.k), poison(poisoned.v, k0, d.k);
+      poison<T>(poisoned.q, q0, d.q), poison<T>(poisoned.out, q0, d.q), poison<T>(poisoned.dout, q0, d.q);
+      poison<T>(poisoned.k, k0, d.k), poison<T>(poisoned.v, k0, d.k);
       for (int64_t h = 0; h < c.heads_q; ++h) {
         for (int64_t t = q0; t < q0 + d.q; ++t) {
           poisoned.lse[static_cast<size_t>(h * poisoned.tq + t)] = NAN;

@@ -215,15 +215,7 @@ void check(const Case& c, bool isolation) {
   for (size_t n = 0; n < c.documents.size(); ++n) {
     const Document& d = c.documents[n];
     if (n % 2 == 1 || d.padding) {
-      const uint16_t not_finite[] = {0x7FFF, static_cast<uint16_t>(is_f16<T> ? 0x7C00 : 0x7F80), 0xFFFF};
-      const auto poison = [&](const Tensor& x, int64_t first, int64_t rows) {
-        for (int64_t t = first; t < first + rows; ++t) {
-          for (int64_t h = 0; h < x.heads; ++h) {
-            for (int64_t e = 0; e < x.dim; ++e) x.at(t, h)[e] = not_finite[(t + e) % 3];
-          }
-        }
-      };
-      poison(poisoned.q, q0, d.q), poison(poisoned.k, k0, d.k), poison(poisoned.v, k0, d.k);
+      poison<T>(poisoned.q, q0, d.q), poison<T>(poisoned.k, k0, d.k), poison<T>(poisoned.v, k0, d.k);
     }
     q0 += d.q, k0 += d.k;
   }
