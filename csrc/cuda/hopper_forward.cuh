@@ -16,22 +16,18 @@
 // The structure is that of FlashAttention-3 (Shah et al., 2024). Softmax: Dao, FlashAttention-2, 2023, algorithm 1.
 // Blocks of keys start at the tile's first key, and rows decide alone: no result depends on what else is packed.
 #pragma once
-#include <cmath>
-
-#include "attention_forward.cuh"
-#include "ptx_sm90.cuh"
+#include "hopper_common.cuh"
 
 namespace packattn::cuda {
 
 // D, DV: columns of query/key and value/out in shared memory. BM rows of a tile, BN keys of a block.
 template <int D_, int DV_, int BM, int BN, int STAGES_>
-struct HopperForwardShape {
+struct HopperForwardShape : hopper::Ring<STAGES_> {
   static constexpr int D = D_, DV = DV_, kRows = BM, kKeys = BN, STAGES = STAGES_;
   static constexpr int kConsumers = BM / 64, kThreads = 128 * (kConsumers + 1);
   // Of a thread. The block is launched with equal shares; the copier gives its away.
   static constexpr int kCopierRegisters = kConsumers == 3 ? 32 : 40, kConsumerRegisters = kConsumers == 3 ? 160 : 232;
 
-  // A matrix is panels of 64 columns, each of rows of 128 bytes with the 128-byte swizzle.
   static constexpr int kQueryPanel = BM * 128, kPanel = BN * 128;
   static constexpr int kQueryBytes = D / 64 * kQueryPanel;
   static constexpr int kKeyBytes = D / 64 * kPanel, kValueBytes = DV / 64 * kPanel;
@@ -47,37 +43,15 @@ struct HopperForwardShape {
 
   static_assert(D % 64 == 0 && DV % 64 == 0 && BM % 64 == 0 && BN % 16 == 0 && BN <= 256);
   static_assert(kConsumers == 2 || kConsumers == 3);
-  static_assert((STAGES & (STAGES - 1)) == 0 && STAGES >= 2 && kSharedBytes <= 227 * 1024);
+  static_assert(STAGES >= 2 && kSharedBytes <= 227 * 1024);
 
   // Blocks of keys that a tile sees.
   PACKATTN_DEVICE static int blocks(const Tile& tile) {
     return tile.begin < tile.end ? (tile.end - tile.begin + BN - 1) / BN : 0;
   }
-  // Use i of a ring, counted over all items, is in stage i % STAGES; the parity of its barriers' phase is that of
-  // i / STAGES.
-  PACKATTN_DEVICE static uint32_t stage(int use) { return static_cast<uint32_t>(use) % STAGES; }
-  PACKATTN_DEVICE static uint32_t parity(int use) { return static_cast<uint32_t>(use) / STAGES % 2; }
 };
 
 namespace hopper {
-
-PACKATTN_DEVICE forward::Item first_item(int heads) {
-  return {ptx::block_index() / heads, ptx::block_index() % heads * 2};
-}
-
-// What one lane alone reads (forward::load_tile takes a warp).
-PACKATTN_DEVICE Tile tile_of(const ForwardTask& task, const forward::Item& item) {
-  const int4 v = ptx::load_global(reinterpret_cast<const int4*>(task.tiles.tiles + item.tile));
-  return {v.x, v.y, v.z, v.w};
-}
-
-// Copies ROWS rows of one head, from `row` on, into COLUMNS / 64 panels; rows and columns past the tensor's are zeros.
-template <int COLUMNS, int ROWS>
-PACKATTN_DEVICE void copy_panels(uint32_t to, const TmaMap* map, uint32_t barrier, int head, int row) {
-  ptx::mbarrier_arrive_expect(barrier, ROWS * COLUMNS * 2);
-#pragma unroll
-  for (int i = 0; i < COLUMNS / 64; ++i) ptx::tma_load_3d(to + i * ROWS * 128, map, barrier, i * 64, head, row);
-}
 
 // Warp 0, one lane. Keys go one block ahead of values, which is the order of use.
 template <class Shape>
@@ -87,7 +61,7 @@ PACKATTN_DEVICE void copy_items(const ForwardTask& task, const TmaMap* query, co
   const int count = ptx::load_global(task.tiles.count);
   int items = 0, uses = 0;  // of Q, and of the ring of keys; that of values follows
   for (forward::Item item = first_item(task.heads_q); item.tile < count; item.advance(task.heads_q)) {
-    const Tile tile = tile_of(task, item);
+    const Tile tile = tile_of(task.tiles, item.tile);
     const int blocks = Shape::blocks(tile), head = item.head(), head_k = head / (task.heads_q / task.heads_k);
     if (blocks == 0) continue;
     ptx::mbarrier_wait(base + Shape::kQueryEmpty, static_cast<uint32_t>(items) % 2 ^ 1);
@@ -123,7 +97,7 @@ PACKATTN_DEVICE void zero_foreign_values(const ForwardTask& task, int lane) {
   int uses = 0;
   uint32_t parities = 0;  // bit s: of the phase to wait for in stage s; not every use of a stage has one
   for (forward::Item item = first_item(task.heads_q); item.tile < count; item.advance(task.heads_q)) {
-    const Tile tile = tile_of(task, item);
+    const Tile tile = tile_of(task.tiles, item.tile);
     const int blocks = Shape::blocks(tile);
     if (blocks == 0) continue;
     const int own = tile.end - tile.begin - (blocks - 1) * BN;
@@ -131,12 +105,7 @@ PACKATTN_DEVICE void zero_foreign_values(const ForwardTask& task, int lane) {
       const uint32_t stage = Shape::stage(uses), values = base + Shape::kValueRing + stage * Shape::kValueBytes;
       ptx::mbarrier_wait(base + Shape::kValueLanded + stage * 8, parities >> stage & 1);
       parities ^= 1u << stage;
-#pragma unroll
-      for (int panel = 0; panel < Shape::DV / 64; ++panel) {
-        for (int i = own * 128 + lane * 16; i < Shape::kPanel; i += 512) {
-          ptx::sts128(values + panel * Shape::kPanel + i, uint4{0, 0, 0, 0});
-        }
-      }
+      zero_rows<Shape::DV, BN>(values, own, lane);
       ptx::fence_proxy_async();  // wgmma is to see the zeros
       ptx::warp_sync();
       if (lane == 0) ptx::mbarrier_arrive(base + Shape::kValueFull + stage * 8);
@@ -289,7 +258,7 @@ struct Consumer {
 
   // Sums over the row, sink, lse, out. The tile is read again, which costs less than its registers in the loop.
   PACKATTN_DEVICE void store(const ForwardTask& task, const forward::Item& item, int warp) {
-    const Tile tile = tile_of(task, item);
+    const Tile tile = tile_of(task.tiles, item.tile);
     const int head = item.head(), quad = lane % 4;
     float sink = 0.f;
     if (task.sinks != nullptr) sink = ptx::load_global(task.sinks + head) * tile::kLog2e;
@@ -316,70 +285,24 @@ struct Consumer {
                           sees ? (reference + ptx::lg2(sum)) * tile::kLn2 : -INFINITY);
       }
       uint16_t* const to =
-          static_cast<uint16_t*>(task.out.data) + head * task.out.head_stride + row * task.out.row_stride + quad * 8;
-#pragma unroll
-      for (int g = 0; g < DV / 32; ++g) {
-        // Lane q of a quad has columns 2q and 2q + 1 of four tiles of 8; a transposition gives it all of tile q.
-        uint32_t x[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float* pair = o + (g * 4 + j) * 4 + r * 2;
-          x[j] = sees ? ptx::pack2<T>(pair[0] * weight, pair[1] * weight) : 0u;
-        }
-#pragma unroll
-        for (int b = 1; b <= 2; b *= 2) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            if (j & b) continue;
-            const uint32_t got = ptx::shfl_xor(quad & b ? x[j] : x[j + b], b);
-            if (quad & b) {
-              x[j] = got;
-            } else {
-              x[j + b] = got;
-            }
-          }
-        }
-        if (mine && g * 32 + quad * 8 < task.head_dim_v) {
-          ptx::store_global(reinterpret_cast<uint4*>(to + g * 32), uint4{x[0], x[1], x[2], x[3]});
-        }
-      }
+          static_cast<uint16_t*>(task.out.data) + head * task.out.head_stride + row * task.out.row_stride;
+      store_row<T, DV>(to, o, r, weight, sees, mine, task.head_dim_v, quad);
     }
   }
 
   // The ranges of the group's 64 rows, cut to the tile's. Returns the keys that all of them see as blocks
   // [first, last) of the tile; the same in all four warps, for they must come to the same wgmma.
   PACKATTN_DEVICE void load_ranges(const ForwardTask& task, const Tile& tile, int warp, int& first, int& last) {
-    constexpr int kMax = 0x7FFFFFFF;
-    int low[2], high[2], full_begin = 0, full_end = kMax;  // rows lane and lane + 32
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = group * 64 + i * 32 + lane;
-      low[i] = kMax;
-      high[i] = 0;
-      if (row < tile.rows) {
-        const int b = ptx::load_global(task.key_begin + tile.row + row);
-        const int e = ptx::load_global(task.key_end + tile.row + row);
-        const int cut_b = b < tile.begin ? tile.begin : b, cut_e = e > tile.end ? tile.end : e;
-        if (cut_b < cut_e) {
-          low[i] = cut_b;
-          high[i] = cut_e;
-        }
-        full_begin = low[i] > full_begin ? low[i] : full_begin;
-        full_end = high[i] < full_end ? high[i] : full_end;
-      }
-    }
-    full_begin = ptx::reduce_max(full_begin);
-    full_end = ptx::reduce_min(full_end);
+    const GroupRanges ranges = GroupRanges::load(task.key_begin, task.key_end, tile, group * 64, warp, lane);
+    const int full_begin = ranges.full_begin, full_end = ranges.full_end;
     const int blocks = Shape::blocks(tile);
     last =
         full_end < tile.end ? (full_end > tile.begin ? (full_end - tile.begin) / BN : 0) : (tile.end - tile.begin) / BN;
     first = full_begin >= tile.end ? blocks : (full_begin > tile.begin ? (full_begin - tile.begin + BN - 1) / BN : 0);
-    const bool upper = warp % 4 / 2 == 1;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int from = warp % 2 * 16 + lane / 4 + 8 * r;
-      begin[r] = ptx::shfl(upper ? low[1] : low[0], from) - lane % 4 * 2;
-      end[r] = ptx::shfl(upper ? high[1] : high[0], from) - lane % 4 * 2;
+      begin[r] = ranges.begin[r] - lane % 4 * 2;
+      end[r] = ranges.end[r] - lane % 4 * 2;
     }
   }
 };
