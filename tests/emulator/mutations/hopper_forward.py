@@ -7,6 +7,7 @@ ARGUMENTS = ["0", "1", "windows of 300"]
 FLAGS = ["-DFORWARD_DRIVER_ONLY=128,128"]
 POLICIES = ["0", "2"]
 KERNEL = "csrc/cuda/hopper_forward.cuh"
+COMMON = "csrc/cuda/hopper_common.cuh"
 MAP = "csrc/cuda/tensor_map.cuh"
 
 TURN = "    ptx::named_sync(1 + group, 256);  // my turn\n"
@@ -73,7 +74,7 @@ MUTATIONS = [
     Mutation("key empty counts 4 warps", KERNEL, "kKeyEmpty + i * 8, 4 * CONSUMERS", "kKeyEmpty + i * 8, 4"),
     Mutation("value empty counts 4 warps", KERNEL, "kValueEmpty + i * 8, 4 * CONSUMERS", "kValueEmpty + i * 8, 4"),
     Mutation("query empty counts 4 warps", KERNEL, "kQueryEmpty, 4 * CONSUMERS", "kQueryEmpty, 4"),
-    Mutation("half of the bytes announced", KERNEL, "barrier, ROWS * COLUMNS * 2)", "barrier, ROWS * COLUMNS)"),
+    Mutation("half of the bytes announced", COMMON, "barrier, ROWS * COLUMNS * 2)", "barrier, ROWS * COLUMNS)"),
     # ---- stages and release
     Mutation(
         "values of the stage after", KERNEL, "kValueRing + Shape::stage(uses - 1)", "kValueRing + Shape::stage(uses)"
@@ -154,7 +155,7 @@ MUTATIONS = [
     Mutation("no swizzle in the map", MAP, "  map.swizzle = 128;\n", "  map.swizzle = 0;\n", NUMBERS),
     Mutation(
         "heads and rows swapped in the map",
-        KERNEL,
+        COMMON,
         "barrier, i * 64, head, row)",
         "barrier, i * 64, row, head)",
         NUMBERS,
@@ -175,7 +176,7 @@ MUTATIONS = [
         NUMBERS,
     ),
     Mutation("first block without mask", KERNEL, "weigh<true>(first_key", "weigh<false>(first_key", NUMBERS),
-    Mutation("ranges of the other half", KERNEL, "upper ? low[1] : low[0]", "upper ? low[0] : low[1]", NUMBERS),
+    Mutation("ranges of the other half", COMMON, "upper ? low[1] : low[0]", "upper ? low[0] : low[1]", NUMBERS),
     Mutation(
         "values of others not zeroed",
         KERNEL,
@@ -189,11 +190,11 @@ MUTATIONS = [
     without("parity of landed values", "      parities ^= 1u << stage;\n"),
     without("no proxy fence after zeroing", "      ptx::fence_proxy_async();  // wgmma is to see the zeros\n"),
     Mutation("zeroing not joined", KERNEL, "see the zeros\n      ptx::warp_sync();\n", "see the zeros\n"),
-    Mutation("one row too few zeroed", KERNEL, "int i = own * 128", "int i = (own + 1) * 128", NUMBERS),
-    Mutation("only the first panel zeroed", KERNEL, "panel < Shape::DV / 64", "panel < 1", NUMBERS),
+    Mutation("one row too few zeroed", COMMON, "int i = first * 128", "int i = (first + 1) * 128", NUMBERS),
+    Mutation("only the first panel zeroed", COMMON, "panel < COLUMNS / 64", "panel < 1", NUMBERS),
     # ---- the end
     Mutation(
-        "transposition swapped", KERNEL, "quad & b ? x[j] : x[j + b], b)", "quad & b ? x[j + b] : x[j], b)", NUMBERS
+        "transposition swapped", COMMON, "quad & b ? y[j] : y[j + b], b)", "quad & b ? y[j + b] : y[j], b)", NUMBERS
     ),
     Mutation("rows past the tile stored", KERNEL, "mine = in_tile < tile.rows", "mine = row < task.total_q"),
 ]
