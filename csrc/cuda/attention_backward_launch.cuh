@@ -48,6 +48,22 @@ struct BackwardShapes<T, 256, 256> {
   using QuerySmall = BackwardQueryShape<T, 256, 256, 4, 1, 1, 32, 32, 1, false, false, 1>;
 };
 
+// BackwardTask::scratch: the row statistics.
+inline size_t statistics_bytes(const AttentionBackwardParams& params) {
+  return static_cast<size_t>(params.total_q) * static_cast<size_t>(params.heads_q) * sizeof(float2);
+}
+
+// Row statistics and the gradient of the sinks.
+template <class T>
+void run_statistics(const BackwardTask& task, const Stream& stream) {
+  const int64_t rows = task.total_q * task.heads_q, rows_per_block = kStatsThreads / kStatsLanes;
+  const int64_t wanted = (rows + rows_per_block - 1) / rows_per_block, most = stream.device.multiprocessors * 16;
+  launch(stream, &attention_backward_stats<T>, wanted < most ? wanted : most, kStatsThreads, 0, task);
+  if (task.dsinks != nullptr) {
+    launch(stream, &attention_backward_sinks<kSinkThreads>, task.heads_q, kSinkThreads, kSinkSharedBytes, task);
+  }
+}
+
 template <class T, int D, int DV>
 struct BackwardLaunch {
   using Shapes = BackwardShapes<T, D, DV>;
@@ -62,9 +78,6 @@ struct BackwardLaunch {
   static int key_rows(const Device& device) {
     return fits<typename Shapes::Keys>(device) ? Shapes::Keys::kKeys : Shapes::KeysSmall::kKeys;
   }
-  static size_t scratch_bytes(const AttentionBackwardParams& params) {
-    return static_cast<size_t>(params.total_q) * static_cast<size_t>(params.heads_q) * sizeof(float2);
-  }
 
   template <class S>
   static void run_keys(const BackwardTask& task, const Stream& stream) {
@@ -78,12 +91,7 @@ struct BackwardLaunch {
   }
 
   static void run(const BackwardTask& task, const Stream& stream) {
-    const int64_t rows = task.total_q * task.heads_q, rows_per_block = kStatsThreads / kStatsLanes;
-    const int64_t wanted = (rows + rows_per_block - 1) / rows_per_block, most = stream.device.multiprocessors * 16;
-    launch(stream, &attention_backward_stats<T>, wanted < most ? wanted : most, kStatsThreads, 0, task);
-    if (task.dsinks != nullptr) {
-      launch(stream, &attention_backward_sinks<kSinkThreads>, task.heads_q, kSinkThreads, kSinkSharedBytes, task);
-    }
+    run_statistics<T>(task, stream);
     if (fits<typename Shapes::Keys>(stream.device)) {
       run_keys<typename Shapes::Keys>(task, stream);
     } else {
@@ -96,7 +104,7 @@ struct BackwardLaunch {
     }
   }
 
-  static BackwardKernel kernel() { return {&query_rows, &key_rows, &scratch_bytes, &run}; }
+  static BackwardKernel kernel() { return {&query_rows, &key_rows, &statistics_bytes, &run}; }
 };
 
 }  // namespace packattn::cuda

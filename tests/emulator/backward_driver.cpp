@@ -1,7 +1,7 @@
 // The tensor-core backward on the emulator, against sums in double: numbers, bits of a document alone and packed, NaN
 // of one document in another, schedules, and memory under any metadata.
 //
-//   backward_driver [rounds of random cases] [seed] [name of the one case to run]
+//   backward_driver (hopper_backward_driver for sm_90a) [rounds of random cases] [seed] [name of the one case to run]
 //   exit status 1 for a wrong number, a bit that differs, or any report of the emulator
 //
 // An element passes if |error| <= u (sum of |terms| + |wanted|) + 1e-5 (1 + sum of |terms|), u the rounding unit of the
@@ -14,8 +14,12 @@
 #include <string>
 #include <vector>
 
-#include "attention_backward_launch.cuh"
 #include "attention_cases.h"
+#ifdef BACKWARD_DRIVER_HOPPER  // hopper_backward_driver.cpp
+#include "hopper_backward_launch.cuh"
+#else
+#include "attention_backward_launch.cuh"
+#endif
 #include "tile_table.cu"
 
 namespace {
@@ -25,6 +29,14 @@ using packattn::AttentionBackwardParams;
 using packattn::DType;
 using packattn::TensorView;
 namespace emu = packattn::emu;
+
+#ifdef BACKWARD_DRIVER_HOPPER
+template <class T, int D, int DV>
+using Launch = HopperBackwardLaunch<T, D, DV>;
+#else
+template <class T, int D, int DV>
+using Launch = BackwardLaunch<T, D, DV>;
+#endif
 
 // The rows that see each key, as torch.ops.packattn.query_ranges defines it.
 Ranges query_ranges(const Ranges& keys) {
@@ -182,7 +194,11 @@ struct Problem {
     task.key_begin = begin.p, task.key_end = end.p, task.query_begin = query_begin.p, task.query_end = query_end.p;
     task.lse = lse.p, task.dlse = c.dlse ? dlse.p : nullptr;
     task.sinks = c.sinks ? sinks.p : nullptr, task.dsinks = c.sinks ? dsinks.p : nullptr;
+#ifdef BACKWARD_DRIVER_HOPPER
+    const Stream stream{nullptr, Device{2 + c.small, 90, 227 * 1024}};
+#else
     const Stream stream{nullptr, Device{3, c.small ? 86 : 80, (c.small ? 99 : 163) * 1024}};
+#endif
     const BackwardKernel kernel = kernel_for();
     emu::Buffer<uint8_t> query_table(tile_table_bytes(tq)), key_table(tile_table_bytes(tk));
     emu::Buffer<uint8_t> scratch(kernel.scratch_bytes(task));
@@ -196,13 +212,15 @@ struct Problem {
   BackwardKernel kernel_for() const {
 #ifndef BACKWARD_DRIVER_ONLY  // "64, 64": one instantiation, which compiles sooner
     const int most = std::max(c.dim, c.dim_v);
-    if (most > 192 || c.dim_v > 128) return BackwardLaunch<T, 256, 256>::kernel();
-    if (most > 128) return BackwardLaunch<T, 192, 128>::kernel();
-    if (most > 96) return BackwardLaunch<T, 128, 128>::kernel();
-    if (most > 64) return BackwardLaunch<T, 96, 96>::kernel();
-    return BackwardLaunch<T, 64, 64>::kernel();
+    if (most > 192 || c.dim_v > 128) return Launch<T, 256, 256>::kernel();
+    if (most > 128) return Launch<T, 192, 128>::kernel();
+#ifndef BACKWARD_DRIVER_HOPPER
+    if (most > 64 && most <= 96) return Launch<T, 96, 96>::kernel();
+#endif
+    if (most > 64) return Launch<T, 128, 128>::kernel();
+    return Launch<T, 64, 64>::kernel();
 #else
-    return BackwardLaunch<T, BACKWARD_DRIVER_ONLY>::kernel();
+    return Launch<T, BACKWARD_DRIVER_ONLY>::kernel();
 #endif
   }
 };
