@@ -6,9 +6,10 @@
 The figures are those of the built library (cuobjdump), nothing is compiled again; shared memory is what the kernels' own
 headers say (shapes.py). Spilled registers lie in a kernel's stack frame, so a frame of 0 bytes means that none are.
 
-Exit status 1 if a tensor-core kernel for head dims up to 128 spills, or if a multiprocessor holds fewer blocks than the
-plan in docs/cuda.md says (the table between the occupancy-plan comments there, which --write-plan writes), or if the plan
-lacks a kernel; 2 if a tool or the library is missing.
+Exit status 1 if a tensor-core kernel for head dims up to 128 spills, or any that uses wgmma; if a multiprocessor holds fewer
+blocks than the plan in docs/cuda.md says (the table between the occupancy-plan comments there, which --write-plan writes), or if
+the plan lacks a kernel; if the warpgroups of a block ask (setmaxnreg) for more registers than it is launched with, for which
+they would wait forever; 2 if a tool or the library is missing.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import cubin
+import hopper_report
 import shapes
 from packattn.cli import tables
 from sass_report import DTYPES, PASSES
+
+WGMMA = {base: f"{name}, wgmma" for base, name in hopper_report.PASSES.items()}
+ALL_PASSES = PASSES | WGMMA
 
 DOCUMENT = cubin.ROOT / "docs" / "cuda.md"
 BEGIN, END = "<!-- occupancy-plan -->\n", "<!-- /occupancy-plan -->"
@@ -42,12 +47,13 @@ def class_of(arch: str) -> str | None:
 def collect(library: Path, wanted: list[str] | None) -> list[dict[str, Any]]:
     """One row for each kernel and architecture."""
     kernels = [k for k in cubin.kernels(library) if not wanted or k.arch in wanted]
-    constants = shapes.read(k.shape for k in kernels if k.base in PASSES)
+    constants = shapes.read(k.shape for k in kernels if k.base in ALL_PASSES)
     used = {
         (k.arch, k.mangled)
         for arch in {k.arch for k in kernels}
         for k in shapes.in_use([k for k in kernels if k.arch == arch and k.base in PASSES], constants, arch)
     }
+    used |= {(k.arch, k.mangled) for k in kernels if k.base in WGMMA}  # one shape for each head dim and what it serves
     rows = []
     for kernel in kernels:
         shape = constants.get(kernel.shape, {})
@@ -59,7 +65,7 @@ def collect(library: Path, wanted: list[str] | None) -> list[dict[str, Any]]:
         rows.append(
             {
                 "kernel": kernel.base,
-                "pass": PASSES.get(kernel.base, ""),
+                "pass": ALL_PASSES.get(kernel.base, ""),
                 "arguments": kernel.arguments(),
                 "arch": kernel.arch,
                 "dtype": dtype,
@@ -67,15 +73,23 @@ def collect(library: Path, wanted: list[str] | None) -> list[dict[str, Any]]:
                 "head_dim_v": shape.get("DV"),
                 "threads": threads,
                 "registers": kernel.registers,
+                "wanted_registers": warpgroup_registers(shape),
                 "stack": kernel.stack,
                 "shared": shared,
                 "blocks": shapes.occupancy(kernel.arch, threads, kernel.registers, shared) if threads else None,
-                "used": (kernel.arch, kernel.mangled) in used if kernel.base in PASSES else None,
+                "used": (kernel.arch, kernel.mangled) in used if kernel.base in ALL_PASSES else None,
             }
         )
     return sorted(
         rows, key=lambda r: (r["arch"], r["kernel"], r["head_dim"] or 0, r["head_dim_v"] or 0, r["arguments"])
     )
+
+
+def warpgroup_registers(shape: dict[str, int]) -> int:
+    """Of all threads of a block that shares registers out among its warpgroups; 0 where each keeps what it has."""
+    if "kConsumerRegisters" not in shape:
+        return 0
+    return 128 * (shape["kCopierRegisters"] + shape["kConsumers"] * shape["kConsumerRegisters"])
 
 
 def head_dims(row: dict[str, Any]) -> str:
@@ -111,7 +125,7 @@ def write_plan(rows: list[dict[str, Any]]) -> None:
         if where not in line or int(line[where].split()[0]) > row["blocks"]:
             line[where] = cell
     lines = [f"| | head dims | {' | '.join(CLASSES)} |", "|---|---|" + "---|" * len(CLASSES)]
-    order = list(PASSES.values())
+    order = list(ALL_PASSES.values())
     for (name, dims), cells in sorted(found.items(), key=lambda item: order.index(item[0][0])):
         lines.append(f"| {name} | {dims} | {' | '.join(cells.get(c, '-') for c in CLASSES)} |")
     text = DOCUMENT.read_text(encoding="utf-8")
@@ -125,8 +139,14 @@ def faults(rows: list[dict[str, Any]], plan: Plan) -> list[str]:
         if row["used"] is None or not row["pass"]:
             continue
         name = f"{row['arch']} {row['kernel']}<{row['arguments']}>"
-        if row["stack"] and max(row["head_dim"], row["head_dim_v"]) <= NO_SPILLS_TO:
+        wgmma = row["pass"] in WGMMA.values()
+        if row["stack"] and (wgmma or max(row["head_dim"], row["head_dim_v"]) <= NO_SPILLS_TO):
             found.append(f"{name} has a stack frame of {row['stack']} bytes; none was wanted")
+        if wgmma and row["wanted_registers"] > row["registers"] * row["threads"]:
+            found.append(
+                f"{name}: its warpgroups ask for {row['wanted_registers']} registers, it is launched with "
+                f"{row['registers']} x {row['threads']}"
+            )
         where = class_of(row["arch"])
         if not row["used"] or where is None:
             continue

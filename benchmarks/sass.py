@@ -75,12 +75,14 @@ def _plus(score: tuple[int, int, int], name: str, count: int) -> tuple[int, int,
 
 @dataclasses.dataclass
 class Round:
-    """What one round of a loop issues. opcodes: how many of each, with their modifiers ("LDSM.16.M88.4")."""
+    """What one round of a loop issues. opcodes: how many of each, with their modifiers ("LDSM.16.M88.4"). path: the
+    instructions in their order, those of inner loops once."""
 
     first: int
     last: int
     opcodes: collections.Counter[str]
     whole: int  # instructions in the body, on any way
+    path: tuple[Instruction, ...] = ()
 
     @property
     def counts(self) -> collections.Counter[str]:
@@ -183,10 +185,12 @@ class Program:
             if at in loop.latches:
                 ends.append((score, at))
         counts: collections.Counter[str] = collections.Counter()
+        path: list[Instruction] = []
         at = max(ends)[1] if ends else -1
         while at >= 0:
             if self.code[at].name != "NOP":
                 counts[self.code[at].opcode] += 1
+                path.append(self.code[at])
             counts.update(self._more(inner, at, trips))
             at = best[at][1] if at in best and at != loop.header else -1
         return Round(
@@ -194,6 +198,7 @@ class Program:
             self.code[max(loop.body)].address,
             counts,
             sum(self.code[n].name != "NOP" for n in loop.body),
+            tuple(reversed(path)),
         )
 
     @staticmethod
@@ -204,16 +209,20 @@ class Program:
             return collections.Counter()
         return collections.Counter({opcode: more * count for opcode, count in inner[at].opcodes.items()})
 
-    def main_loop(self, tensor_core: int | None = None) -> Round | None:
-        """The loop over blocks of keys (or queries): the densest of the innermost loops with tensor-core instructions.
-        tensor_core: how many of them one block takes, where known; a loop that has fewer is the inner one of two."""
-        leaves = []
+    def leaves(self) -> list[tuple[Loop, Round]]:
+        """The innermost loops with tensor-core instructions."""
+        found = []
         for loop in self.loops:
             round_ = self.round(loop)
             if round_.tensor_core and not any(self.round(other).tensor_core for other in self.inner(loop)):
-                leaves.append((loop, round_))
+                found.append((loop, round_))
+        return found
+
+    def main_loop(self, tensor_core: int | None = None) -> Round | None:
+        """The loop over blocks of keys (or queries): the densest of the innermost loops with tensor-core instructions.
+        tensor_core: how many of them one block takes, where known; a loop that has fewer is the inner one of two."""
         found = []
-        for loop, round_ in leaves:
+        for loop, round_ in self.leaves():
             if tensor_core and round_.tensor_core < tensor_core:
                 around = self.parent(loop)
                 trips, rest = divmod(tensor_core, round_.tensor_core)

@@ -21,8 +21,12 @@ from cubin import ROOT, Kernel, MissingTool
 # Constants that are printed where a shape has them.
 CONSTANTS = (
     "kThreads", "kBlocks", "kSharedBytes", "D", "DV", "MT", "kKeys", "kRows", "ROWS", "KEYS", "SLICE", "SPLIT", "SLOTS",
-    "STAGES", "kPart", "kColumns", "kColumnsV", "kTensorCore",
+    "STAGES", "kPart", "kColumns", "kColumnsV", "kTensorCore", "kConsumers", "kCopierRegisters", "kConsumerRegisters",
+    "kKeyBytes", "kValueBytes", "kStageBytes", "kPass",
 )  # fmt: skip
+
+# Where the shapes stand, by a part of their names.
+HEADERS = {"": "attention_*.cuh", "HopperForward": "hopper_forward*.cuh", "HopperBackward": "hopper_backward*.cuh"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +79,13 @@ def read(shapes: Iterable[str]) -> dict[str, dict[str, int]]:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise MissingTool("no C++ compiler: the shapes of the kernels cannot be read")
-    headers = sorted(p.name for p in (ROOT / "csrc" / "cuda").glob("attention_*.cuh"))
+    sources = ROOT / "csrc" / "cuda"
+    headers = [
+        path.name
+        for shape, pattern in HEADERS.items()
+        if any(shape in name for name in names)
+        for path in sorted(sources.glob(pattern))
+    ]
     lines = [f'#include "{name}"' for name in headers]
     lines += ["#include <cstdio>", "template <class S> void show(const char* name) {", '  std::printf("%s", name);']
     for constant in CONSTANTS:
@@ -89,7 +99,7 @@ def read(shapes: Iterable[str]) -> dict[str, dict[str, int]]:
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder, "shapes.cpp"), Path(folder, "shapes")
         source.write_text("\n".join(lines), encoding="utf-8")
-        flags = ["-std=c++20", "-O0", "-w", f"-I{ROOT / 'csrc' / 'cuda'}", f"-I{ROOT / 'tests' / 'emulator'}"]
+        flags = ["-std=c++20", "-O0", "-w", f"-I{sources}", f"-I{ROOT / 'tests' / 'emulator'}"]
         done = subprocess.run(
             [compiler, *flags, str(source), "-o", str(program)], capture_output=True, text=True, check=False
         )
