@@ -21,6 +21,15 @@ struct Ring {
   PACKATTN_DEVICE static uint32_t parity(int use) { return static_cast<uint32_t>(use) / STAGES % 2; }
 };
 
+// The same for any number of stages, one use after the other. parity: that of full; empty's is the other.
+template <int STAGES>
+struct RingPosition {
+  uint32_t stage = 0, parity = 0;
+  PACKATTN_DEVICE void advance() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+};
+
 PACKATTN_DEVICE forward::Item first_item(int heads) {
   return {ptx::block_index() / heads, ptx::block_index() % heads * 2};
 }
@@ -32,11 +41,16 @@ PACKATTN_DEVICE Tile tile_of(const TileTable& table, int index) {
 }
 
 // Copies ROWS rows of one head, from `row` on, into COLUMNS / 64 panels; rows and columns past the tensor's are zeros.
+// The bytes are for others to announce.
+template <int COLUMNS, int ROWS>
+PACKATTN_DEVICE void request_panels(uint32_t to, const TmaMap* map, uint32_t barrier, int head, int row) {
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 64; ++i) ptx::tma_load_3d(to + i * ROWS * 128, map, barrier, i * 64, head, row);
+}
 template <int COLUMNS, int ROWS>
 PACKATTN_DEVICE void copy_panels(uint32_t to, const TmaMap* map, uint32_t barrier, int head, int row) {
   ptx::mbarrier_arrive_expect(barrier, ROWS * COLUMNS * 2);
-#pragma unroll
-  for (int i = 0; i < COLUMNS / 64; ++i) ptx::tma_load_3d(to + i * ROWS * 128, map, barrier, i * 64, head, row);
+  request_panels<COLUMNS, ROWS>(to, map, barrier, head, row);
 }
 
 // Zeroes rows `first` and later of a matrix of ROWS rows that has landed; by one warp, whose fence it needs after it
@@ -56,6 +70,7 @@ struct GroupRanges {
   int begin[2], end[2];      // of this thread's two rows; 0x7FFFFFFF, 0 where a row sees nothing or is past the tile
   int full_begin, full_end;  // what all rows of the tile see: full_begin <= x < full_end, whether or not the range is
                              // empty; 0, 0x7FFFFFFF where the group has no row. The same in all threads of a warp
+  int some_begin, some_end;  // what any row sees, all of it; 0x7FFFFFFF, 0 where none sees anything. The same as well
 
   // All four warps of a group must come to the same wgmma: each reads all 64 rows.
   // row: the group's first in the tile. begin, end: [rows of the axis].
@@ -65,6 +80,7 @@ struct GroupRanges {
     GroupRanges x;
     int low[2], high[2];  // of rows lane and lane + 32
     x.full_begin = 0, x.full_end = kMax;
+    x.some_begin = kMax, x.some_end = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int own = row + i * 32 + lane;
@@ -79,10 +95,14 @@ struct GroupRanges {
         }
         x.full_begin = low[i] > x.full_begin ? low[i] : x.full_begin;
         x.full_end = high[i] < x.full_end ? high[i] : x.full_end;
+        x.some_begin = low[i] < x.some_begin ? low[i] : x.some_begin;
+        x.some_end = high[i] > x.some_end ? high[i] : x.some_end;
       }
     }
     x.full_begin = ptx::reduce_max(x.full_begin);
     x.full_end = ptx::reduce_min(x.full_end);
+    x.some_begin = ptx::reduce_min(x.some_begin);
+    x.some_end = ptx::reduce_max(x.some_end);
     const bool upper = warp % 4 / 2 == 1;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

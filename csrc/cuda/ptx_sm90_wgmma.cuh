@@ -4,6 +4,49 @@
 // clang-format off
 namespace packattn::cuda::ptx {
 
+#define PACKATTN_REGISTERS_48 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21," \
+    " %22, %23}"
+#define PACKATTN_ACCUMULATORS_48 \
+    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
+    "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+
+#define PACKATTN_WGMMA(type) \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n" \
+               "wgmma.mma_async.sync.aligned.m64n48k16.f32." type "." type " " PACKATTN_REGISTERS_48 \
+               ", %24, %25, p, 1, 1, %27, %28;\n}" \
+               : PACKATTN_ACCUMULATORS_48 \
+               : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(A_MN ? 1 : 0), "n"(B_MN ? 1 : 0))
+template <class T, bool A_MN, bool B_MN>
+PACKATTN_DEVICE void wgmma_ss(float (&d)[24], uint64_t a, uint64_t b, bool accumulate) {
+  if constexpr (is_f16<T>) {
+    PACKATTN_WGMMA("f16");
+  } else {
+    PACKATTN_WGMMA("bf16");
+  }
+}
+#undef PACKATTN_WGMMA
+
+#define PACKATTN_WGMMA(type) \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %29, 0;\n" \
+               "wgmma.mma_async.sync.aligned.m64n48k16.f32." type "." type " " PACKATTN_REGISTERS_48 \
+               ", {%24, %25, %26, %27}, %28, p, 1, 1, %30;\n}" \
+               : PACKATTN_ACCUMULATORS_48 \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), \
+                 "n"(B_MN ? 1 : 0))
+template <class T, bool B_MN>
+PACKATTN_DEVICE void wgmma_rs(float (&d)[24], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
+  if constexpr (is_f16<T>) {
+    PACKATTN_WGMMA("f16");
+  } else {
+    PACKATTN_WGMMA("bf16");
+  }
+}
+#undef PACKATTN_WGMMA
+#undef PACKATTN_REGISTERS_48
+#undef PACKATTN_ACCUMULATORS_48
+
 #define PACKATTN_REGISTERS_64 \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21," \
     " %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"

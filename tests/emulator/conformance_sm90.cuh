@@ -145,6 +145,7 @@ static __global__ void __launch_bounds__(384, 1) register_counts(Words w) {
     ptx::registers_increase<240>();
   }
   ptx::finish_before_here(1.f);
+  ptx::finish_before_here(1u);
   ptx::turn(0, 1, true);
   ptx::turn(0, 1, false);
   ptx::store_global(w.out + t, ptx::load_global(w.in + t) * 3);

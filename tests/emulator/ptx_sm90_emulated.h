@@ -55,6 +55,10 @@ template <int N, int K, int L>
 void wgmma_wait(float (&d)[K], float (&e)[L], PACKATTN_SITE) {
   emu::wgmma_wait(N, {d, e}, site);
 }
+template <int N, int K, int L, int M>
+void wgmma_wait(float (&d)[K], float (&e)[L], float (&f)[M], PACKATTN_SITE) {
+  emu::wgmma_wait(N, {d, e, f}, site);
+}
 template <class T, bool A_MN, bool B_MN, int K>
 void wgmma_ss(float (&d)[K], uint64_t a, uint64_t b, bool accumulate, PACKATTN_SITE) {
   emu::wgmma(element<T>, 2 * K, d, nullptr, a, b, accumulate, A_MN, B_MN, site);
@@ -64,6 +68,7 @@ void wgmma_rs(float (&d)[K], const uint32_t (&a)[4], uint64_t b, bool accumulate
   emu::wgmma(element<T>, 2 * K, d, a, 0, b, accumulate, false, B_MN, site);
 }
 inline void finish_before_here(float) {}
+inline void finish_before_here(uint32_t) {}
 
 #undef PACKATTN_SITE
 }  // namespace ptx
