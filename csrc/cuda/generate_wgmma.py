@@ -12,7 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-COLUMNS = (48, 64, 80, 96, 128, 176, 192, 256)
+COLUMNS = (32, 48, 64, 80, 96, 112, 128, 176, 192, 256)
 FILE = Path(__file__).with_name("ptx_sm90_wgmma.cuh")
 HEAD = """\
 // Written by generate_wgmma.py; included by ptx_sm90.cuh, which says what these functions do.

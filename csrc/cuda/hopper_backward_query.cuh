@@ -266,7 +266,7 @@ struct Consumer {
 
   // Ranges and statistics of the group's 64 rows.
   PACKATTN_DEVICE GroupBlocks<BN> load_rows(const BackwardTask& task, const Tile& tile, int head, int warp) {
-    const GroupRanges ranges = GroupRanges::load(task.key_begin, task.key_end, tile, group * 64, warp, lane);
+    const GroupRanges ranges = GroupRanges::load<true>(task.key_begin, task.key_end, tile, group * 64, warp, lane);
     const float2* const from = static_cast<const float2*>(task.scratch) + head * task.total_q + tile.row;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

@@ -70,10 +70,11 @@ struct GroupRanges {
   int begin[2], end[2];      // of this thread's two rows; 0x7FFFFFFF, 0 where a row sees nothing or is past the tile
   int full_begin, full_end;  // what all rows of the tile see: full_begin <= x < full_end, whether or not the range is
                              // empty; 0, 0x7FFFFFFF where the group has no row. The same in all threads of a warp
-  int some_begin, some_end;  // what any row sees, all of it; 0x7FFFFFFF, 0 where none sees anything. The same as well
+  int some_begin, some_end;  // with SOME: spans what any row sees; 0x7FFFFFFF, 0 if none does. The same as well
 
   // All four warps of a group must come to the same wgmma: each reads all 64 rows.
   // row: the group's first in the tile. begin, end: [rows of the axis].
+  template <bool SOME = false>
   PACKATTN_DEVICE static GroupRanges load(const int32_t* begin, const int32_t* end, const Tile& tile, int row, int warp,
                                           int lane) {
     constexpr int kMax = 0x7FFFFFFF;
@@ -101,8 +102,10 @@ struct GroupRanges {
     }
     x.full_begin = ptx::reduce_max(x.full_begin);
     x.full_end = ptx::reduce_min(x.full_end);
-    x.some_begin = ptx::reduce_min(x.some_begin);
-    x.some_end = ptx::reduce_max(x.some_end);
+    if constexpr (SOME) {
+      x.some_begin = ptx::reduce_min(x.some_begin);
+      x.some_end = ptx::reduce_max(x.some_end);
+    }
     const bool upper = warp % 4 / 2 == 1;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

@@ -4,6 +4,47 @@
 // clang-format off
 namespace packattn::cuda::ptx {
 
+#define PACKATTN_REGISTERS_32 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
+#define PACKATTN_ACCUMULATORS_32 \
+    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+
+#define PACKATTN_WGMMA(type) \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n" \
+               "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " " PACKATTN_REGISTERS_32 \
+               ", %16, %17, p, 1, 1, %19, %20;\n}" \
+               : PACKATTN_ACCUMULATORS_32 \
+               : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(A_MN ? 1 : 0), "n"(B_MN ? 1 : 0))
+template <class T, bool A_MN, bool B_MN>
+PACKATTN_DEVICE void wgmma_ss(float (&d)[16], uint64_t a, uint64_t b, bool accumulate) {
+  if constexpr (is_f16<T>) {
+    PACKATTN_WGMMA("f16");
+  } else {
+    PACKATTN_WGMMA("bf16");
+  }
+}
+#undef PACKATTN_WGMMA
+
+#define PACKATTN_WGMMA(type) \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n" \
+               "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " " PACKATTN_REGISTERS_32 \
+               ", {%16, %17, %18, %19}, %20, p, 1, 1, %22;\n}" \
+               : PACKATTN_ACCUMULATORS_32 \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), \
+                 "n"(B_MN ? 1 : 0))
+template <class T, bool B_MN>
+PACKATTN_DEVICE void wgmma_rs(float (&d)[16], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
+  if constexpr (is_f16<T>) {
+    PACKATTN_WGMMA("f16");
+  } else {
+    PACKATTN_WGMMA("bf16");
+  }
+}
+#undef PACKATTN_WGMMA
+#undef PACKATTN_REGISTERS_32
+#undef PACKATTN_ACCUMULATORS_32
+
 #define PACKATTN_REGISTERS_48 \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21," \
     " %22, %23}"
@@ -182,6 +223,54 @@ PACKATTN_DEVICE void wgmma_rs(float (&d)[48], const uint32_t (&a)[4], uint64_t b
 #undef PACKATTN_WGMMA
 #undef PACKATTN_REGISTERS_96
 #undef PACKATTN_ACCUMULATORS_96
+
+#define PACKATTN_REGISTERS_112 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21," \
+    " %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41," \
+    " %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55}"
+#define PACKATTN_ACCUMULATORS_112 \
+    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
+    "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
+    "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
+    "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), \
+    "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), \
+    "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
+
+#define PACKATTN_WGMMA(type) \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %58, 0;\n" \
+               "wgmma.mma_async.sync.aligned.m64n112k16.f32." type "." type " " PACKATTN_REGISTERS_112 \
+               ", %56, %57, p, 1, 1, %59, %60;\n}" \
+               : PACKATTN_ACCUMULATORS_112 \
+               : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(A_MN ? 1 : 0), "n"(B_MN ? 1 : 0))
+template <class T, bool A_MN, bool B_MN>
+PACKATTN_DEVICE void wgmma_ss(float (&d)[56], uint64_t a, uint64_t b, bool accumulate) {
+  if constexpr (is_f16<T>) {
+    PACKATTN_WGMMA("f16");
+  } else {
+    PACKATTN_WGMMA("bf16");
+  }
+}
+#undef PACKATTN_WGMMA
+
+#define PACKATTN_WGMMA(type) \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %61, 0;\n" \
+               "wgmma.mma_async.sync.aligned.m64n112k16.f32." type "." type " " PACKATTN_REGISTERS_112 \
+               ", {%56, %57, %58, %59}, %60, p, 1, 1, %62;\n}" \
+               : PACKATTN_ACCUMULATORS_112 \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), \
+                 "n"(B_MN ? 1 : 0))
+template <class T, bool B_MN>
+PACKATTN_DEVICE void wgmma_rs(float (&d)[56], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
+  if constexpr (is_f16<T>) {
+    PACKATTN_WGMMA("f16");
+  } else {
+    PACKATTN_WGMMA("bf16");
+  }
+}
+#undef PACKATTN_WGMMA
+#undef PACKATTN_REGISTERS_112
+#undef PACKATTN_ACCUMULATORS_112
 
 #define PACKATTN_REGISTERS_128 \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21," \

@@ -180,9 +180,12 @@ inline void run_sm90() {
     launch(stream(), bulk_copies<3>, 1, 32, 8200, map3, Words{nullptr, out3.data()});
     print_exact("bulk copy 3d " + std::to_string(swizzle), out3.values());
   }
+  run_columns<32>();
+  run_columns<48>();
   run_columns<64>();
   run_columns<80>();
   run_columns<96>();
+  run_columns<112>();
   run_columns<128>();
   run_columns<176>();
   run_columns<192>();

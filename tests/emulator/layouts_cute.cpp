@@ -152,9 +152,12 @@ int main() {
   print_operand<MN>("A MN 128 64",
                     tile_to_shape(GMMA::Layout_MN_SW128_Atom<half_t>{}, Shape<_64, _64>{}, Step<_2, _1>{}));
 
+  print_wgmma_accumulator<32, SM90_64x32x16_F32F16F16_SS<K, K>>();
+  print_wgmma_accumulator<48, SM90::GMMA::MMA_64x48x16_F32F16F16_SS<K, K>>();
   print_wgmma_accumulator<64, SM90_64x64x16_F32F16F16_SS<K, K>>();
   print_wgmma_accumulator<80, SM90::GMMA::MMA_64x80x16_F32F16F16_SS<K, K>>();
   print_wgmma_accumulator<96, SM90_64x96x16_F32F16F16_SS<K, K>>();
+  print_wgmma_accumulator<112, SM90::GMMA::MMA_64x112x16_F32F16F16_SS<K, K>>();
   print_wgmma_accumulator<128, SM90_64x128x16_F32F16F16_SS<K, K>>();
   print_wgmma_accumulator<176, SM90::GMMA::MMA_64x176x16_F32F16F16_SS<K, K>>();
   print_wgmma_accumulator<192, SM90_64x192x16_F32F16F16_SS<K, K>>();

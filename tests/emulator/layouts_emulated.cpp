@@ -279,9 +279,12 @@ int main() {
   print_operand<64, false, true>("A K 128 64", 16, 1024, Swizzle::bytes128, 4, 32);
   print_operand<64, true, true>("A MN 128 64", 0, 1024, Swizzle::bytes128, 4, 2048);
 
+  print_wgmma_accumulator<32>();
+  print_wgmma_accumulator<48>();
   print_wgmma_accumulator<64>();
   print_wgmma_accumulator<80>();
   print_wgmma_accumulator<96>();
+  print_wgmma_accumulator<112>();
   print_wgmma_accumulator<128>();
   print_wgmma_accumulator<176>();
   print_wgmma_accumulator<192>();
