@@ -15,16 +15,29 @@
 
 namespace packattn::cuda {
 
+template <int D, int DV, int PASS, bool SOFTCAP>
+struct HopperBackwardKeyShapes;
+template <bool SOFTCAP>
+struct HopperBackwardKeyShapes<64, 64, 0, SOFTCAP> : HopperBackwardKeyShape<64, 64, 2, 96, 2, 0> {};
+template <bool SOFTCAP>
+struct HopperBackwardKeyShapes<128, 128, 0, SOFTCAP> : HopperBackwardKeyShape<128, 128, 2, 64, 2, 0> {};
+template <bool SOFTCAP>
+struct HopperBackwardKeyShapes<192, 128, 0, SOFTCAP> : HopperBackwardKeyShape<192, 128, 2, 48, 2, 0> {};
+template <bool SOFTCAP>
+struct HopperBackwardKeyShapes<256, 256, 1, SOFTCAP> : HopperBackwardKeyShape<256, 256, 2, 64, 2, 1> {};
+template <bool SOFTCAP>
+struct HopperBackwardKeyShapes<256, 256, 2, SOFTCAP> : HopperBackwardKeyShape<256, 256, 2, 48, 2, 2> {};
+
 template <class T, int D, int DV>
 struct HopperBackwardLaunch {
-  static int query_rows(const Device& device) {
+  static int query_rows([[maybe_unused]] const Device& device) {
 #ifdef PACKATTN_HOPPER_BACKWARD_QUERY
     return HopperBackwardQueryShapes<T, D, DV, false>::kRows;
 #else
     return BackwardLaunch<T, D, DV>::query_rows(device);
 #endif
   }
-  static int key_rows(const Device& device) {
+  static int key_rows([[maybe_unused]] const Device& device) {
 #ifdef PACKATTN_HOPPER_BACKWARD_KEYS
     return HopperBackwardKeyShapes<D, DV, kFirstPass, false>::kKeys;
 #else
