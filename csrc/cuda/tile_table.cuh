@@ -13,6 +13,10 @@
 // Tiles. A component is cut every tile_rows rows from its first. A tile's range spans those of its rows that see
 // anything, whether or not they are in order, so every row's range lies inside its tile's.
 //
+// Components of few rows (build_tile_tables). A row after one that sees nothing is a border if it sees anything, so the
+// rows of a component that see anything are its first; whether they are more than kFewRows is known from the kFewRows
+// rows after its border, and is the same whatever comes behind the document.
+//
 // Order. Tiles are started in the order of the table, so those with the longest range come first: a counting sort over
 // kBuckets classes of cost (a float's exponent and first three bits of fraction, so costs in a class differ by less
 // than 1/8). It is stable, hence the table is the same in every run.
@@ -26,15 +30,20 @@ namespace packattn::cuda {
 constexpr int kTileRowsPerThread = 8;
 constexpr int kBuckets = 256;
 
-// Position of the last border, -1 for none.
+// Position of the last border, and whether its component has few rows.
 struct LastBorder {
-  int32_t row;
-  PACKATTN_DEVICE static LastBorder identity() { return {-1}; }
-  PACKATTN_DEVICE LastBorder then(const LastBorder& next) const { return {next.row > row ? next.row : row}; }
+  uint32_t code;  // 2 (row + 1) + few; 0 for none
+  PACKATTN_DEVICE static LastBorder identity() { return {0}; }
+  PACKATTN_DEVICE static LastBorder at(int32_t row, bool few) { return {2 * (static_cast<uint32_t>(row) + 1) + few}; }
+  PACKATTN_DEVICE LastBorder then(const LastBorder& next) const { return {next.code > code ? next.code : code}; }
+  // Where the component starts that goes on after it.
+  PACKATTN_DEVICE int32_t component() const { return code == 0 ? 0 : static_cast<int32_t>(code / 2 - 1); }
+  PACKATTN_DEVICE bool few() const { return (code & 1) != 0; }
 };
 
-// A stretch of rows: how many tiles start in it, and the first row and the range of the last of them. Where none
-// starts, the range is that of the stretch, which goes on what was before.
+// A stretch of rows: how many tiles start in it, and the first row (~row if the tile goes to the table for few rows)
+// and the range of the last of them. Where none starts, the range is that of the stretch, which goes on what was
+// before.
 struct LastTile {
   int32_t started;
   int32_t row;
@@ -59,14 +68,18 @@ struct TileTableTask {
   int32_t rows;
   int32_t limit;
   int32_t tile_rows;
+  int32_t few_tile_rows;
   bool vector_loads;  // begin and end are aligned to 16 bytes
   TileTable table;
+  TileTable few;
 };
 
-// Shared memory of the builder: two areas for scans, then a counter for every bucket and warp.
+// Shared memory of the builder: two areas for scans, then a counter for every bucket and warp; before these are used, a
+// word for every eight rows of a round and kFewRows more.
 constexpr int kBorderScan = 0;
 constexpr int kTileScan = kBorderScan + kBlockScanBytes<LastBorder>;
 constexpr int kBucketCounts = kTileScan + kBlockScanBytes<LastTile>;
+constexpr int kRuns = kBucketCounts;
 constexpr int tile_table_shared_bytes(int threads) { return kBucketCounts + kBuckets * (threads / kWarp) * 4; }
 
 // The ranges of the rows first, first + 1, ...; empty past the end of the axis.
@@ -93,13 +106,61 @@ PACKATTN_DEVICE void load_ranges(const TileTableTask& task, int64_t first, RowRa
   for (int k = 0; k < kTileRowsPerThread; ++k) ranges[k] = RowRange::clamped(begin[k], end[k], task.limit);
 }
 
-PACKATTN_DEVICE void store_tile(const TileTableTask& task, const LastTile& tile, int32_t past) {
-  const bool seen = tile.begin < tile.end;
-  ptx::store_global(task.table.scratch + (tile.started - 1),
-                    Tile{tile.row, past - tile.row, seen ? tile.begin : 0, seen ? tile.end : 0});
+// The range of row first - 1.
+PACKATTN_DEVICE RowRange load_before(const TileTableTask& task, int64_t first) {
+  if (first == 0 || first >= task.rows) return RowRange::clamped(0, 0, 0);
+  return RowRange::clamped(ptx::load_global(task.begin + first - 1), ptx::load_global(task.end + first - 1),
+                           task.limit);
 }
 
-// Cuts the axis; writes the tiles in the order of their rows to table.scratch. Returns how many there are.
+// Bit k: row first + k is a border; bit 8 + k: it sees something and is none, so it goes on the run of the row before.
+PACKATTN_DEVICE uint32_t borders_and_runs(const RowRange (&ranges)[kTileRowsPerThread], RowRange before) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int k = 0; k < kTileRowsPerThread; ++k) {
+    if (!ranges[k].empty()) bits |= ranges[k].borders(before) ? 1u << k : 256u << k;
+    before = ranges[k];
+  }
+  return bits;
+}
+
+// Bit k: row first + k, if it is a border, starts a component of few rows. bits: of this thread's rows.
+PACKATTN_DEVICE uint32_t starts_of_few(const TileTableTask& task, int64_t base, uint32_t bits, uint32_t shared) {
+  static_assert(kTileRowsPerThread == 8 && kFewRows == 64);
+  const uint32_t own = shared + kRuns + threadIdx.x * 4, past = blockDim.x * 4;
+  ptx::sts32(own, bits >> 8);
+  if (threadIdx.x < kFewRows / 8) {
+    const int64_t first = base + (static_cast<int64_t>(blockDim.x) + threadIdx.x) * kTileRowsPerThread;
+    RowRange ranges[kTileRowsPerThread];
+    load_ranges(task, first, ranges);
+    ptx::sts32(own + past, borders_and_runs(ranges, load_before(task, first)) >> 8);
+  }
+  ptx::block_sync();  // the scans that follow keep the next round's words from these
+  uint32_t few = 0;
+  if ((bits & 255) != 0) {
+    uint64_t low = 0;  // whether rows first to first + 63 go on a run; high: the eight rows behind
+#pragma unroll
+    for (int i = 0; i < 8; ++i) low |= static_cast<uint64_t>(ptx::lds32(own + i * 4)) << 8 * i;
+    const uint64_t high = ptx::lds32(own + 32);
+#pragma unroll
+    for (int k = 0; k < kTileRowsPerThread; ++k) {
+      const uint64_t rows_behind = low >> (k + 1) | high << (63 - k);
+      if (~rows_behind != 0) few |= 1u << k;
+    }
+  }
+  return few;
+}
+
+PACKATTN_DEVICE void store_tile(const TileTableTask& task, const LastTile& tile, int32_t past) {
+  const bool seen = tile.begin < tile.end;
+  const int32_t row = tile.row < 0 ? ~tile.row : tile.row;
+  ptx::store_global(task.table.scratch + (tile.started - 1),
+                    Tile{tile.row, past - row, seen ? tile.begin : 0, seen ? tile.end : 0});
+}
+
+// Cuts the axis; writes the tiles in the order of their rows to table.scratch, with ~row for row if they belong into
+// the table for few rows. Returns how many there are.
+template <bool APART>
 PACKATTN_DEVICE int32_t cut_into_tiles(const TileTableTask& task, uint32_t shared) {
   LastBorder borders = LastBorder::identity();  // of the rows before this round's
   LastTile tiles = LastTile::identity();
@@ -108,35 +169,44 @@ PACKATTN_DEVICE int32_t cut_into_tiles(const TileTableTask& task, uint32_t share
     const int64_t first = base + static_cast<int64_t>(threadIdx.x) * kTileRowsPerThread;
     RowRange ranges[kTileRowsPerThread];
     load_ranges(task, first, ranges);
-    RowRange before = RowRange::clamped(0, 0, 0);
-    if (first > 0 && first < task.rows) {
-      before = RowRange::clamped(ptx::load_global(task.begin + first - 1), ptx::load_global(task.end + first - 1),
-                                 task.limit);
-    }
-    uint32_t border = 0;  // bit k: row first + k is one
+    const uint32_t border = borders_and_runs(ranges, load_before(task, first));
+    const uint32_t few_starts = APART ? starts_of_few(task, base, border, shared) : 0;
     LastBorder own = LastBorder::identity();
 #pragma unroll
     for (int k = 0; k < kTileRowsPerThread; ++k) {
-      if (ranges[k].borders(before)) {
-        border |= 1u << k;
-        own.row = static_cast<int32_t>(first + k);
-      }
-      before = ranges[k];
+      if ((border >> k & 1u) != 0) own = LastBorder::at(static_cast<int32_t>(first + k), (few_starts >> k & 1u) != 0);
     }
     const Scanned<LastBorder> scanned = block_scan(own, shared + kBorderScan);
-    int32_t component = borders.then(scanned.before).row;  // where the component of row first - 1 starts
-    if (component < 0) component = 0;
+    const LastBorder last = borders.then(scanned.before);  // the component of row first - 1 starts there
     borders = borders.then(scanned.total);
 
     uint32_t starts = 0;  // bit k: a tile starts at row first + k
-    int32_t offset = static_cast<int32_t>((first - component) % task.tile_rows);
+    uint32_t few = 0;     // bit k: that tile goes to the table for few rows
+    int64_t since = first - last.component();
+    bool in_few = APART && last.few() && since < kFewRows;
+    int32_t left = in_few ? kFewRows - static_cast<int32_t>(since) : 0;  // rows that go on so
+    if (APART && last.few() && !in_few) since -= kFewRows;
+    int32_t tile_rows = in_few ? task.few_tile_rows : task.tile_rows;
+    int32_t offset = static_cast<int32_t>(since % tile_rows);
     LastTile stretch = LastTile::identity();
 #pragma unroll
     for (int k = 0; k < kTileRowsPerThread; ++k) {
-      if ((border >> k & 1u) != 0 || offset == task.tile_rows) offset = 0;
+      if ((border >> k & 1u) != 0 || offset == tile_rows) offset = 0;
+      if constexpr (APART) {
+        if ((border >> k & 1u) != 0) {
+          in_few = (few_starts >> k & 1u) != 0;
+          left = kFewRows;
+        } else if (in_few && left == 0) {
+          in_few = false;
+        }
+        tile_rows = in_few ? task.few_tile_rows : task.tile_rows;
+        --left;
+      }
       const bool starts_here = offset == 0 && first + k < task.rows;
       if (starts_here) starts |= 1u << k;
-      stretch = stretch.then({starts_here ? 1 : 0, static_cast<int32_t>(first + k), ranges[k].begin, ranges[k].end});
+      if (starts_here && in_few) few |= 1u << k;
+      const int32_t row = static_cast<int32_t>(first + k);
+      stretch = stretch.then({starts_here ? 1 : 0, in_few ? ~row : row, ranges[k].begin, ranges[k].end});
       ++offset;
     }
     const Scanned<LastTile> placed = block_scan(stretch, shared + kTileScan);
@@ -146,7 +216,8 @@ PACKATTN_DEVICE int32_t cut_into_tiles(const TileTableTask& task, uint32_t share
       const bool starts_here = (starts >> k & 1u) != 0;
       const int32_t row = static_cast<int32_t>(first + k);
       if (starts_here && row > 0) store_tile(task, open, row);
-      open = open.then({starts_here ? 1 : 0, row, ranges[k].begin, ranges[k].end});
+      const bool goes_to_few = (few >> k & 1u) != 0;
+      open = open.then({starts_here ? 1 : 0, goes_to_few ? ~row : row, ranges[k].begin, ranges[k].end});
     }
     tiles = tiles.then(placed.total);
   }
@@ -164,10 +235,10 @@ PACKATTN_DEVICE int bucket_of(const Tile& tile) {
   return kBuckets - 2 - level;
 }
 
-// Where each tile of a warp's stretch goes: calls place(bucket, same, rank, tile) for every tile, with `same` the lanes
-// whose tile is in the same bucket and `rank` how many of them are below this lane. All lanes take part in each round;
-// those without a tile have none in `same`.
-template <class Place>
+// Where each tile of a warp's stretch goes: calls place(bucket, same, rank, tile) for every tile that goes to this
+// table, with `same` the lanes whose tile is in the same bucket and `rank` how many of them are below this lane. All
+// lanes take part in each round; those without a tile have none in `same`.
+template <bool FEW, class Place>
 PACKATTN_DEVICE void for_each_tile(const TileTableTask& task, int32_t count, const Place& place) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t warp = static_cast<int64_t>(threadIdx.x) / kWarp;
@@ -175,9 +246,11 @@ PACKATTN_DEVICE void for_each_tile(const TileTableTask& task, int32_t count, con
   const int32_t first = static_cast<int32_t>(count * warp / warps);
   const int32_t past = static_cast<int32_t>(count * (warp + 1) / warps);
   for (int32_t base = first; base < past; base += kWarp) {
-    const bool valid = base < past - lane;
+    bool valid = base < past - lane;
     Tile tile{0, 0, 0, 0};
     if (valid) tile = ptx::load_global(task.table.scratch + base + lane);
+    valid = valid && (tile.row < 0) == FEW;
+    if (FEW) tile.row = ~tile.row;
     const int bucket = bucket_of(tile);
     uint32_t same = ptx::ballot(valid);
 #pragma unroll
@@ -190,8 +263,10 @@ PACKATTN_DEVICE void for_each_tile(const TileTableTask& task, int32_t count, con
   }
 }
 
-// Sorts table.scratch by bucket into table.tiles.
+// Sorts by bucket what of task.table.scratch belongs into this table, and counts it.
+template <bool FEW>
 PACKATTN_DEVICE void sort_tiles(const TileTableTask& task, int32_t count, uint32_t shared) {
+  const TileTable& table = FEW ? task.few : task.table;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int warps = static_cast<int>(blockDim.x) / kWarp;
   const auto counter = [&](int bucket) {
@@ -204,7 +279,7 @@ PACKATTN_DEVICE void sort_tiles(const TileTableTask& task, int32_t count, uint32
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) ptx::sts32(own + 4 * i, 0);
   ptx::block_sync();  // counters are 0, and the tiles are in scratch
-  for_each_tile(task, count, [&](int bucket, uint32_t same, int rank, const Tile&) {
+  for_each_tile<FEW>(task, count, [&](int bucket, uint32_t same, int rank, const Tile&) {
     if (same != 0 && rank == 0) {  // one lane for each bucket
       ptx::sts32(counter(bucket), ptx::lds32(counter(bucket)) + static_cast<uint32_t>(ptx::popc(same)));
     }
@@ -219,7 +294,9 @@ PACKATTN_DEVICE void sort_tiles(const TileTableTask& task, int32_t count, uint32
     counts[i] = static_cast<int32_t>(ptx::lds32(own + 4 * i));
     sum.value += counts[i];
   }
-  int32_t position = block_scan(sum, shared + kBorderScan).before.value;
+  const Scanned<Sum> scanned = block_scan(sum, shared + kBorderScan);
+  if (threadIdx.x == 0) ptx::store_global(table.count, scanned.total.value);
+  int32_t position = scanned.before.value;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     ptx::sts32(own + 4 * i, static_cast<uint32_t>(position));
@@ -227,11 +304,11 @@ PACKATTN_DEVICE void sort_tiles(const TileTableTask& task, int32_t count, uint32
   }
   ptx::block_sync();
 
-  for_each_tile(task, count, [&](int bucket, uint32_t same, int rank, const Tile& tile) {
+  for_each_tile<FEW>(task, count, [&](int bucket, uint32_t same, int rank, const Tile& tile) {
     uint32_t start = 0;
     if (same != 0) {
       start = ptx::lds32(counter(bucket));
-      ptx::store_global(task.table.tiles + start + rank, tile);
+      ptx::store_global(table.tiles + start + rank, tile);
     }
     ptx::warp_sync();  // everybody has read
     if (same != 0 && rank == 0) ptx::sts32(counter(bucket), start + static_cast<uint32_t>(ptx::popc(same)));
@@ -239,11 +316,16 @@ PACKATTN_DEVICE void sort_tiles(const TileTableTask& task, int32_t count, uint32
   });
 }
 
+// APART: components of few rows go to a table of their own.
+template <bool APART>
 __global__ void __launch_bounds__(1024) tile_table_kernel(TileTableTask task) {
   const uint32_t shared = ptx::smem_base();
-  const int32_t count = cut_into_tiles(task, shared);
-  if (threadIdx.x == 0) ptx::store_global(task.table.count, count);
-  sort_tiles(task, count, shared);
+  const int32_t count = cut_into_tiles<APART>(task, shared);
+  sort_tiles<false>(task, count, shared);
+  if constexpr (APART) {
+    ptx::block_sync();  // the counters are free
+    sort_tiles<true>(task, count, shared);
+  }
 }
 
 }  // namespace packattn::cuda

@@ -28,9 +28,12 @@ struct Axis {
   int64_t limit = 0;
 };
 
-// Tiles in the order of their rows.
-std::vector<Tile> expected(const Axis& axis, int tile_rows) {
+// Tiles in the order of their rows: one table, or (few_tile_rows > 0) what two tables hold, by `few`.
+std::vector<Tile> expected(const Axis& axis, int tile_rows, int few_tile_rows = 0, bool few = false) {
   std::vector<Tile> tiles;
+  std::vector<bool> goes_to_few;  // of each tile
+  size_t component = 0;           // where it starts
+  bool few_rows = false;          // it has
   const int32_t limit = static_cast<int32_t>(axis.limit);
   const auto range = [&](size_t i) {
     return std::pair<int32_t, int32_t>{std::max(axis.begin[i], 0), std::min(axis.end[i], limit)};
@@ -43,7 +46,18 @@ std::vector<Tile> expected(const Axis& axis, int tile_rows) {
       const auto [before_begin, before_end] = range(i - 1);
       border = before_begin >= before_end || begin >= before_end;
     }
-    if (border || tiles.back().rows == tile_rows) tiles.push_back({static_cast<int32_t>(i), 0, 0, 0});
+    if (border && few_tile_rows > 0) {
+      component = i;
+      size_t end = i;  // of the rows that see anything
+      const auto seen = [&](size_t row) { return row < axis.begin.size() && range(row).first < range(row).second; };
+      while (seen(end) && (end == i || range(end).first < range(end - 1).second)) ++end;
+      few_rows = sees && end - i <= kFewRows;
+    }
+    const bool now_few = few_rows && i - component < kFewRows;
+    if (border || tiles.back().rows == (now_few ? few_tile_rows : tile_rows) || now_few != goes_to_few.back()) {
+      tiles.push_back({static_cast<int32_t>(i), 0, 0, 0});
+      goes_to_few.push_back(now_few);
+    }
     Tile& tile = tiles.back();
     if (sees) {
       const bool first = tile.begin >= tile.end;
@@ -52,22 +66,16 @@ std::vector<Tile> expected(const Axis& axis, int tile_rows) {
     }
     ++tile.rows;
   }
-  return tiles;
+  std::vector<Tile> chosen;
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    if (few_tile_rows == 0 || goes_to_few[i] == few) chosen.push_back(tiles[i]);
+  }
+  return chosen;
 }
 
-// Checks one axis; returns the number of tiles.
-int64_t check(const char* name, const Axis& axis, int tile_rows) {
-  const int64_t rows = static_cast<int64_t>(axis.begin.size());
-  const int64_t shift = below(4);  // addresses that allow vector loads and such that do not
-  emu::Buffer<int32_t> begin(static_cast<size_t>(rows + shift)), end(static_cast<size_t>(rows + shift)), count(1);
-  emu::Buffer<Tile> tiles(static_cast<size_t>(rows)), scratch(static_cast<size_t>(rows));
-  std::copy(axis.begin.begin(), axis.begin.end(), begin.p + shift);
-  std::copy(axis.end.begin(), axis.end.end(), end.p + shift);
-  build_tile_table(begin.p + shift, end.p + shift, rows, axis.limit, tile_rows, {count.p, tiles.p, scratch.p}, kStream);
-
-  const std::vector<Tile> right = expected(axis, tile_rows);
-  if (count[0] != static_cast<int32_t>(right.size())) fail(name, "number of tiles", count[0]);
-  std::vector<Tile> got(tiles.p, tiles.p + count[0]);
+void compare(const char* name, const TileTable& table, const std::vector<Tile>& right) {
+  if (table.count[0] != static_cast<int32_t>(right.size())) fail(name, "number of tiles", table.count[0]);
+  std::vector<Tile> got(table.tiles, table.tiles + right.size());
   for (size_t i = 1; i < got.size(); ++i) {
     const int64_t before = got[i - 1].end - got[i - 1].begin, now = got[i].end - got[i].begin;
     if (now > before + before / 8) fail(name, "not the longest first", static_cast<int64_t>(i));
@@ -79,7 +87,27 @@ int64_t check(const char* name, const Axis& axis, int tile_rows) {
     if (got[i].row != right[i].row || got[i].rows != right[i].rows) fail(name, "rows of tile", right[i].row);
     if (got[i].begin != right[i].begin || got[i].end != right[i].end) fail(name, "range of tile", right[i].row);
   }
-  return count[0];
+}
+
+// Checks one axis, as one table and as two; returns the number of tiles of the one.
+int64_t check(const char* name, const Axis& axis, int tile_rows) {
+  const int64_t rows = static_cast<int64_t>(axis.begin.size());
+  const int64_t shift = below(4);  // addresses that allow vector loads and such that do not
+  emu::Buffer<int32_t> begin(static_cast<size_t>(rows + shift)), end(static_cast<size_t>(rows + shift)), count(2);
+  emu::Buffer<Tile> tiles(static_cast<size_t>(rows)), scratch(static_cast<size_t>(rows)),
+      few_tiles(static_cast<size_t>(rows));
+  std::copy(axis.begin.begin(), axis.begin.end(), begin.p + shift);
+  std::copy(axis.end.begin(), axis.end.end(), end.p + shift);
+  const TileTable table{count.p, tiles.p, scratch.p}, few{count.p + 1, few_tiles.p, nullptr};
+  build_tile_table(begin.p + shift, end.p + shift, rows, axis.limit, tile_rows, table, kStream);
+  compare(name, table, expected(axis, tile_rows));
+  const int32_t number = count[0];
+
+  const int few_tile_rows = 1 << below(7);
+  build_tile_tables(begin.p + shift, end.p + shift, rows, axis.limit, tile_rows, table, few_tile_rows, few, kStream);
+  compare(name, table, expected(axis, tile_rows, few_tile_rows, false));
+  compare(name, few, expected(axis, tile_rows, few_tile_rows, true));
+  return number;
 }
 
 // window < 0: none. Lengths below 0 are rows of no document, which hold the end of the document before them.
@@ -139,6 +167,9 @@ int main(int argc, char** argv) {
     check("window", packing({300, 40, 500}, true, 31), 64);
     check("window of one key", packing({3, 40, 2}, true, 0), 64);
     check("rounds of a block", packing({9000, 3, 8192, 100}, true, -1), 128);
+    check("around few rows", packing({63, 64, 65, 66, -3, 63, -70, 64, -300, 65, -64, 1, -1, 64, -64}, false, -1), 128);
+    check("few rows at the end of a round", packing({8170, 64, 8120, 65, 8100, 40, -200, 7900, 64}, true, -1), 192);
+    check("few rows after nothing", packing({-200, 10, -500}, true, -1), 128);
     for (int i = 0; i < rounds; ++i) fuzz();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
