@@ -28,8 +28,10 @@ void check_sizes(const AttentionForwardParams& params) {
   check("total_k", params.total_k);
 }
 
-void plan_forward(ForwardTask& task, const ForwardKernel&, Workspace& workspace) {
+void plan_forward(ForwardTask& task, const ForwardKernel& kernel, Workspace& workspace) {
   task.tiles = tile_table_at(workspace.take(tile_table_bytes(task.total_q)), task.total_q);
+  if (kernel.few_tile_rows == nullptr) return;
+  task.few_tiles = tile_table_at(workspace.take(tile_table_bytes(task.total_q, false)), task.total_q, false);
 }
 
 struct BackwardParts {
@@ -82,8 +84,13 @@ void attention_forward(const AttentionForwardParams& params, void* memory, const
   ForwardTask task{params, {}};
   Workspace workspace(memory);
   plan_forward(task, kernel, workspace);
-  build_tile_table(task.key_begin, task.key_end, task.total_q, task.total_k, kernel.tile_rows(stream.device),
-                   task.tiles, stream);
+  const int rows = kernel.tile_rows(stream.device);
+  if (kernel.few_tile_rows == nullptr) {
+    build_tile_table(task.key_begin, task.key_end, task.total_q, task.total_k, rows, task.tiles, stream);
+  } else {
+    build_tile_tables(task.key_begin, task.key_end, task.total_q, task.total_k, rows, task.tiles,
+                      kernel.few_tile_rows(task), task.few_tiles, stream);
+  }
   kernel.run(task, stream);
 }
 

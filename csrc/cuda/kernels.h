@@ -11,7 +11,8 @@ namespace packattn::cuda {
 
 // head_dim and head_dim_v may be smaller than the instantiation's: columns past them are zero-filled and not stored.
 struct ForwardTask : AttentionForwardParams {
-  TileTable tiles;  // of query rows, at most ForwardKernel::tile_rows each, with the keys that they see
+  TileTable tiles;        // of query rows, at most ForwardKernel::tile_rows each, with the keys that they see
+  TileTable few_tiles{};  // of documents of few rows, at most ForwardKernel::few_tile_rows each; see build_tile_tables
 };
 
 struct BackwardTask : AttentionBackwardParams {
@@ -26,6 +27,7 @@ struct BackwardTask : AttentionBackwardParams {
 struct ForwardKernel {
   int (*tile_rows)(const Device& device);
   void (*run)(const ForwardTask& task, const Stream& stream);
+  int (*few_tile_rows)(const AttentionForwardParams& params) = nullptr;  // nullptr: one table for all documents
 };
 
 struct BackwardKernel {
