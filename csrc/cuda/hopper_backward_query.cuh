@@ -146,7 +146,9 @@ struct Consumer {
   // x = A B^T over COLUMNS columns, both K-major: 16 columns are 32 bytes inside a panel. rows, keys: addresses.
   template <int COLUMNS>
   PACKATTN_DEVICE void multiply_rows(float (&x)[BN / 2], uint32_t rows, uint32_t keys) {
-    const uint64_t a = matrix_descriptor(rows + group * 64 * 128, 16, 1024, Swizzle::bytes128);
+    rows += group * 64 * 128;
+    ptx::hold(rows);  // else the descriptors of all steps are kept in registers across blocks
+    const uint64_t a = matrix_descriptor(rows, 16, 1024, Swizzle::bytes128);
     const uint64_t b = matrix_descriptor(keys, 16, 1024, Swizzle::bytes128);
 #pragma unroll
     for (int i = 0; i < COLUMNS / 16; ++i) {
@@ -190,10 +192,9 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < BN / 2; ++i) {
       const int column = i / 4 * 8 + i % 2, r = i / 2 % 2;
-      s[i] *= dp[i] - stats[r].y;
-      if constexpr (MASK) {
-        if (column < begin[r] - first_key || column >= end[r] - first_key) s[i] = 0.f;
-      }
+      const float ds = s[i] * (dp[i] - stats[r].y);
+      const bool outside = MASK && ((column < begin[r] - first_key) | (column >= end[r] - first_key));
+      s[i] = outside ? 0.f : ds;
     }
   }
   // Keeps what is in s above the wait that follows, so that it runs beside the products waited for.
