@@ -37,6 +37,13 @@ def test_emulated_half(emulated: str, tmp_path: Path) -> None:
         assert f" {name} " in emulated
 
 
+def test_the_parts_together_are_the_whole(emulated: str) -> None:
+    program = programs.build(SOURCE.name)
+    parts = [programs.run(program, part).stdout for part in ("sm80", "sm90")]
+    assert "".join(parts) == emulated
+    assert " wgmma " in parts[1] and " wgmma " not in parts[0] and " bulk copy " not in parts[0]
+
+
 def test_differences_are_found(emulated: str, tmp_path: Path) -> None:
     lines = emulated.splitlines()
     mma = next(i for i, line in enumerate(lines) if line.startswith("exact mma bf16"))

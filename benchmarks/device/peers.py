@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import implementations
 from configurations import Configuration
 from implementations import Implementation, Inputs
+
+# FlashAttention-3 and 4 in packages of their own: the modules that have flash_attn_varlen_func.
+FLASH = {"fa3": "flash_attn_interface", "fa4": "flash_attn.cute"}
 
 
 class Unavailable(RuntimeError):
@@ -35,18 +43,66 @@ def prepare_compiler() -> None:
 
 
 def build(name: str, configuration: Configuration, inputs: Inputs) -> Implementation:
-    """The named implementation over the inputs.
+    """The named implementation over the inputs. "packattn sm90" is packattn with the kernels of that family.
 
     Raises:
         Unavailable: it is not there.
     """
-    if name in ("packattn", "flex"):
-        return implementations.build(name, configuration, inputs)
+    base, _, family = name.partition(" ")
+    if base in ("packattn", "flex"):
+        found = implementations.build(base, configuration, inputs)
+        return Within.of(found, name, functools.partial(kernel_family, family)) if family else found
     if name.startswith("sdpa_"):
         return _sdpa(name, configuration, inputs)
-    if name in ("varlen", "varlen_fa3"):
+    if name in ("varlen", "varlen_fa3", "varlen_fa4"):
         return _varlen(name, configuration, inputs)
+    if name in FLASH:
+        return _flash(name, configuration, inputs)
     raise ValueError(f"no implementation is called {name!r}")
+
+
+@contextlib.contextmanager
+def kernel_family(name: str) -> Iterator[None]:
+    """packattn takes these CUDA kernels, in every thread of the process: sm80, sm90, plain or auto."""
+    before = os.environ.get("PACKATTN_CUDA_KERNEL")
+    os.environ["PACKATTN_CUDA_KERNEL"] = name
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PACKATTN_CUDA_KERNEL"]
+        else:
+            os.environ["PACKATTN_CUDA_KERNEL"] = before
+
+
+@dataclasses.dataclass
+class Within(Implementation):
+    """An implementation whose calls, forward and backward, run inside a context."""
+
+    around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+
+    @classmethod
+    def of(cls, found: Implementation, name: str, around: Callable[[], Any]) -> Within:
+        values = {field.name: getattr(found, field.name) for field in dataclasses.fields(Implementation)}
+        return cls(**(values | {"name": name}), around=around)
+
+    def forward(self) -> Tensor:
+        with self.around():
+            return super().forward()
+
+    def forward_backward(self) -> None:
+        with self.around():
+            super().forward_backward()
+
+    def backward(self) -> Callable[[], object]:
+        with self.around():
+            call = super().backward()
+
+        def run() -> object:
+            with self.around():
+                return call()
+
+        return run
 
 
 def _sdpa(name: str, c: Configuration, inputs: Inputs) -> Implementation:
@@ -70,17 +126,16 @@ def _sdpa(name: str, c: Configuration, inputs: Inputs) -> Implementation:
 
 def _varlen(name: str, c: Configuration, inputs: Inputs) -> Implementation:
     """torch.nn.attention.varlen.varlen_attn: FlashAttention-2, or cuDNN where this torch prefers it; with
-    FlashAttention-3 if that is installed and torch knows it."""
+    FlashAttention-3 or 4 if that is installed and torch knows it."""
     if c.device == "cpu":
         raise Unavailable("torch's varlen_attn needs a GPU")
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError as error:
         raise Unavailable(f"this torch has no varlen_attn: {error}") from None
-    kind = Implementation
-    if name == "varlen_fa3":
-        _expect_fa3()
-        kind = _WithFA3
+    flash = name.partition("_")[2].upper()
+    if flash:
+        _expect_torch_takes(flash)
     lengths = torch.tensor(c.lengths, device=c.device)
     offsets = F.pad(lengths.cumsum(0), (1, 0)).int()
     longest = max(c.lengths)
@@ -94,51 +149,55 @@ def _varlen(name: str, c: Configuration, inputs: Inputs) -> Implementation:
         return out if isinstance(out, Tensor) else out[0]
 
     leaves = tuple(x.clone().requires_grad_() for x in (inputs.query, inputs.key, inputs.value))
-    return kind(name, leaves, inputs.dout.clone(), function, lambda x: x, lambda x: x.clone())
-
-
-class _WithFA3(Implementation):
-    """FlashAttention-3 takes the place of torch's own kernels for as long as a call runs, forward or backward."""
-
-    def forward(self) -> Tensor:
-        with _fa3():
-            return super().forward()
-
-    def forward_backward(self) -> None:
-        with _fa3():
-            super().forward_backward()
-
-    def backward(self) -> Callable[[], object]:
-        with _fa3():
-            call = super().backward()
-
-        def run() -> object:
-            with _fa3():
-                return call()
-
-        return run
+    found = Implementation(name, leaves, inputs.dout.clone(), function, lambda x: x, lambda x: x.clone())
+    return Within.of(found, name, functools.partial(_torch_takes, flash)) if flash else found
 
 
 @contextlib.contextmanager
-def _fa3() -> Iterator[None]:
+def _torch_takes(flash: str) -> Iterator[None]:
+    """This FlashAttention takes the place of torch's own kernels."""
     from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
 
-    activate_flash_attention_impl("FA3")
+    activate_flash_attention_impl(flash)
     try:
         yield
     finally:
         restore_flash_attention_impl(_raise_warn=False)
 
 
-def _expect_fa3() -> None:
+def _expect_torch_takes(flash: str) -> None:
     try:
         from torch.nn.attention import list_flash_attention_impls
     except ImportError:
-        raise Unavailable("this torch cannot take FlashAttention-3") from None
-    if "FA3" not in list_flash_attention_impls():
-        raise Unavailable("this torch does not know FlashAttention-3")
+        raise Unavailable(f"this torch cannot take {flash}") from None
+    if flash not in list_flash_attention_impls():
+        raise Unavailable(f"this torch does not know {flash}")
     try:
-        with _fa3():
+        with _torch_takes(flash):
             pass
     except Exception as error:  # noqa: BLE001  (whatever keeps it from loading)
-        raise Unavailable(f"FlashAttention-3 does not load: {str(error).strip().splitlines()[-1]}") from None
+        raise Unavailable(f"{flash} does not load: {str(error).strip().splitlines()[-1]}") from None
+
+
+def _flash(name: str, c: Configuration, inputs: Inputs) -> Implementation:
+    """FlashAttention from a package of its own."""
+    if c.device == "cpu":
+        raise Unavailable("flash-attn needs a GPU")
+    try:
+        function_of_it = importlib.import_module(FLASH[name]).flash_attn_varlen_func
+    except Exception as error:  # noqa: BLE001  (a package that is built for something else fails in its own ways)
+        raise Unavailable(f"{FLASH[name]}: {str(error).strip().splitlines()[-1]}") from None
+    lengths = torch.tensor(c.lengths, device=c.device)
+    offsets = F.pad(lengths.cumsum(0), (1, 0)).int()
+    longest = max(c.lengths)
+    given = {
+        "cu_seqlens_q": offsets, "cu_seqlens_k": offsets, "max_seqlen_q": longest, "max_seqlen_k": longest,
+        "causal": True,
+    }  # fmt: skip
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = function_of_it(q, k, v, **given)
+        return out if isinstance(out, Tensor) else out[0]
+
+    leaves = tuple(x.clone().requires_grad_() for x in (inputs.query, inputs.key, inputs.value))
+    return Implementation(name, leaves, inputs.dout.clone(), function, lambda x: x, lambda x: x.clone())

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from configurations import Configuration
 
-TOTALS = [8192, 32768, 2048, 4096, 16384]
+TOTALS = [32768, 4096, 8192, 16384, 2048, 1024]
 HEAD_DIMS = [(128, 128), (64, 64), (192, 128), (256, 256)]
 HEADS = (64, 8)
 DTYPE = "bfloat16"
@@ -46,9 +46,10 @@ def _fill(total: int, draw: object) -> tuple[int, ...]:
 
 MIXES = {"mixed": mixed, "one": one, "tiny": tiny, "skew": skew}
 
-# SDPA computes one document of the row's length: the ceiling, beside which the mixes are shown.
-PEERS = {"one": ["packattn", "varlen", "varlen_fa3", "sdpa_flash", "sdpa_cudnn"]}
-OTHERS = ["packattn", "varlen", "varlen_fa3"]
+# "packattn" stands for each family of its kernels. SDPA computes one document of the row's length: the ceiling, beside
+# which the mixes are shown.
+OTHERS = ["packattn", "varlen", "varlen_fa3", "varlen_fa4", "fa3", "fa4"]
+PEERS = {"one": [*OTHERS, "sdpa_flash", "sdpa_cudnn"]}
 
 
 def problem(
@@ -63,22 +64,22 @@ def problems(device: str, tiny_sizes: bool = False) -> list[tuple[Configuration,
     """(problem, what is measured), most important first. tiny_sizes: for a run on a CPU that shows that all of it works."""
     totals = [256, 128] if tiny_sizes else TOTALS
     heads = (4, 2) if tiny_sizes else HEADS
-    found: list[tuple[Configuration, list[str]]] = []
-    # The two head dims that models have most, every mix and total; then the others.
-    for dims in HEAD_DIMS:
-        for total in totals:
-            for mix in MIXES:
-                found.append((problem(mix, total, dims, heads, device), PEERS.get(mix, OTHERS)))
-    # Equal numbers of heads: where torch takes cuDNN for varlen_attn.
+
+    def each(dims: tuple[int, int], mixes: tuple[str, ...]) -> list[tuple[Configuration, list[str]]]:
+        return [(problem(mix, total, dims, heads, device), PEERS.get(mix, OTHERS)) for total in totals for mix in mixes]
+
+    # What the goals are set for (goals.py), then the other mixes, then the other head dims that models have.
+    found = each(HEAD_DIMS[0], ("mixed", "one")) + each(HEAD_DIMS[0], ("tiny", "skew"))
+    found += each(HEAD_DIMS[1], tuple(MIXES))
+    # Equal numbers of heads: where torch takes cuDNN for varlen_attn, and where cuDNN serves that takes no groups.
     equal = (heads[0] // 4, heads[0] // 4)
     for total in totals[:2]:
+        for mix, more in (("mixed", []), ("one", ["sdpa_cudnn"])):
+            found.append((problem(mix, total, (128, 128), equal, device), ["packattn", "varlen", *more]))
+    # FlexAttention compiles for tens of seconds.
+    for total in totals[:2]:
         for mix in ("mixed", "one"):
-            found.append((problem(mix, total, (128, 128), equal, device), ["packattn", "varlen"]))
-    # FlexAttention last: it compiles for tens of seconds.
-    flex = [
-        (problem(mix, total, (128, 128), heads, device), ["packattn", "flex"])
-        for total in totals[:2]
-        for mix in ("mixed", "one")
-    ]
-    at = len(MIXES) * len(totals) * 2
-    return found[:at] + flex + found[at:]
+            found.append((problem(mix, total, (128, 128), heads, device), ["packattn", "flex"]))
+    for dims in HEAD_DIMS[2:]:
+        found += each(dims, tuple(MIXES))
+    return found

@@ -3,17 +3,22 @@
 
     build          CMake, for this machine's GPU, into a copy of the package (nothing is installed)
     conformance    every function of csrc/cuda/ptx.cuh on the GPU against the emulator's model of it
+    conformance90  on Hopper the same for wgmma, bulk tensor copies and mbarriers (ptx_sm90.cuh)
+    calls90        on Hopper a few small calls with the sm_90a kernels
+    attention      forward and backward beside the peers (bench.py), with the sm_80 and the sm_90a kernels side by side
     tests          the table of tests/devices on device cuda
-    sanitizer      compute-sanitizer (memcheck, racecheck) over a few small calls
-    attention      forward and backward beside varlen_attn, SDPA and FlexAttention (bench.py)
     metadata       position ids to key ranges, beside the usual code with its waits
     graph          a CUDA graph replayed on documents that it was not recorded with
+    sanitizer      compute-sanitizer (memcheck, racecheck) over the small calls
 
-Writes into $OUT (or --out): log.txt with all output, stages.json, results.json and table.md of the benchmark, metadata.json
-and graph.json. Exit status 0 if every stage passed.
+If conformance90 or calls90 does not pass, or if the benchmark hangs or breaks, it goes on with the sm_80 kernels alone,
+and its table says so.
 
---dry-run needs no GPU: it builds the library for one with nvcc, runs the emulator's half of the conformance program, collects
-the tests, and runs every benchmark on the CPU at sizes that show only that it works.
+Writes into $OUT (or --out): log.txt with all output, stages.json, results.json and table.md of the benchmark,
+metadata.json and graph.json. Exit status 0 if every stage passed.
+
+--dry-run needs no GPU: it builds the library for one with nvcc, runs the emulator's half of the conformance program,
+collects the tests, and runs every benchmark on the CPU at sizes that show only that it works.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ import datetime
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -36,6 +42,23 @@ ROOT = HERE.parent.parent
 WORK = ROOT / "build" / "device"
 SECONDS = 525.0  # of all stages together
 DRY_ARCH = "9.0a"
+HOPPER = "9.0a"
+# The most that a stage takes, and what must be left for those after it when it starts; the benchmark takes what is left
+# of its own most. A build takes about a minute on 16 cores, the stages up to the benchmark another; the rest is less
+# important than its figures.
+LIMITS = {
+    "build": (200, 240),
+    "conformance": (75, 230),
+    "conformance90": (25, 225),
+    "calls90": (35, 220),
+    "attention": (240, 75),
+    "attention80": (240, 75),
+    "tests": (100, 50),
+    "metadata": (25, 40),
+    "graph": (25, 20),
+    "sanitizer": (75, 0),
+}
+DRY_LIMITS = {"build": 3600, "conformance": 900, "attention": 900, "tests": 600}  # the others: 120
 
 
 @dataclasses.dataclass
@@ -105,8 +128,19 @@ class Runner:
                 time.sleep(0.05)
         return status or ("passed" if process.returncode == 0 else "failed"), "".join(parts)
 
+    def budget(self, name: str) -> float:
+        """Seconds that a stage of LIMITS may take if it starts now."""
+        if self.dry:
+            return float(DRY_LIMITS.get(name, 120))
+        most, reserve = LIMITS[name]
+        return min(most, self.left - reserve)
+
+    def go(self, name: str, commands: list[list[str]], **environment: str) -> bool:
+        """A stage of LIMITS."""
+        return self.stage(name, self.budget(name), 0, commands, **environment)
+
     def stage(self, name: str, seconds: float, reserve: float, commands: list[list[str]], **environment: str) -> bool:
-        """Runs the commands of a stage. seconds: what it may take; reserve: what must be left for the stages after it."""
+        """Runs the commands of a stage. seconds: what it may take; reserve: what must be left after it."""
         began = time.monotonic()
         budget = seconds if self.dry else min(seconds, self.left - reserve)
         self.say(f"\n==> {name}  (at most {max(budget, 0):.0f} s, {self.left:.0f} s left)")
@@ -195,23 +229,146 @@ def build_commands(arch: str) -> list[list[str]]:
 
 
 def conformance_commands(arch: str, dry: bool) -> list[list[str]]:
-    """The program that runs every instruction, built for the GPU and for the emulator; then both outputs compared."""
+    """The program that runs every instruction, built for the GPU and for the emulator; then both outputs compared, of
+    all but Hopper's own."""
     nvcc, compiler = find("nvcc"), find("g++")
     if nvcc is None or compiler is None:
         return []
     emulator, folder = ROOT / "tests" / "emulator", WORK / "conformance"
     folder.mkdir(parents=True, exist_ok=True)
-    source, gpu, cpu = str(emulator / "conformance.cu"), folder / "on_gpu", folder / "emulated"
+    source = shlex.quote(str(emulator / "conformance.cu"))
+    gpu, cpu = (shlex.quote(str(folder / name)) for name in ("on_gpu", "emulated"))
+    on_gpu = f"{shlex.quote(nvcc)} -std=c++20 -O2 -arch=sm_{arch.replace('.', '')} -o {gpu} {source}"
+    emulated = f"{compiler} -std=c++20 -O2 -ffp-contract=off -I{shlex.quote(str(emulator))} -x c++ -o {cpu} {source}"
+    both = f"{on_gpu} & first=$!; {emulated} && wait $first"
+    return [["bash", "-c", both], *compare_commands("sm80", dry)]
+
+
+def compare_commands(part: str, dry: bool) -> list[list[str]]:
+    """part: "sm80" or "sm90"."""
+    emulator, folder = ROOT / "tests" / "emulator", WORK / "conformance"
+    outputs = [folder / f"{name}_{part}.txt" for name in ("on_gpu", "emulated")]
     commands = [
-        [nvcc, "-std=c++20", "-O2", f"-arch=sm_{arch.replace('.', '')}", "-o", str(gpu), source],
-        [compiler, "-std=c++20", "-O2", "-ffp-contract=off", f"-I{emulator}", "-x", "c++", "-o", str(cpu), source],
-        ["bash", "-c", f"'{cpu}' > '{cpu}.txt'"],
+        ["bash", "-c", f"{shlex.quote(str(folder / name))} {part} > {shlex.quote(str(output))}"]
+        for name, output in zip(("on_gpu", "emulated"), outputs, strict=True)
     ]
-    if not dry:
-        commands.append(["bash", "-c", f"'{gpu}' > '{gpu}.txt'"])
     # Without a GPU the emulator's output stands for both: that it is whole, and can be read.
-    compare = [sys.executable, str(emulator / "conformance.py"), f"{cpu if dry else gpu}.txt", f"{cpu}.txt"]
-    return [*commands, compare]
+    first = outputs[1] if dry else outputs[0]
+    compare = [sys.executable, str(emulator / "conformance.py"), str(first), str(outputs[1])]
+    return [*commands[dry:], compare]
+
+
+def unfinished(out: Path) -> str:
+    """The problem in which the benchmark came to a sudden end; "" if it did not."""
+    try:
+        return str(json.loads((out / "results.json").read_text(encoding="utf-8")).get("unfinished", ""))
+    except (OSError, ValueError):
+        return ""
+
+
+class Stages:
+    """What is run, in its order."""
+
+    def __init__(self, runner: Runner, arch: str, only: list[str] | None) -> None:
+        self.runner, self.arch, self.dry = runner, arch, runner.dry
+        self.only = only
+        self.device = "cpu" if self.dry else "cuda"
+        self.families = ["sm80", "sm90"] if arch == HOPPER else ["sm80"]
+        if float(arch.rstrip("af")) < 8:
+            self.families = ["plain"]
+        self.note = ""  # why the sm_90a kernels are not used where they could be
+
+    def wanted(self, name: str) -> bool:
+        return not self.only or name in self.only
+
+    def leave_out_sm90(self, why: str) -> None:
+        if "sm90" in self.families:
+            self.families.remove("sm90")
+            self.note = f"the sm_90a kernels are left out: {why}"
+            self.runner.say(self.note)
+
+    def run(self) -> None:
+        runner = self.runner
+        if self.wanted("build"):
+            if commands := build_commands(self.arch):
+                runner.go("build", commands)
+            else:
+                runner.not_there("build", "cmake was not found")
+        if self.wanted("conformance"):
+            if commands := conformance_commands(self.arch, self.dry):
+                runner.go("conformance", commands)
+            else:
+                runner.not_there("conformance", "nvcc or g++ was not found")
+        if self.arch == HOPPER:
+            self.hopper()
+        if self.wanted("attention"):
+            self.attention()
+        if self.wanted("tests"):
+            self.tests()
+        for name in ("metadata", "graph"):
+            if self.wanted(name):
+                command = [sys.executable, str(HERE / f"{name}.py"), "--out", str(runner.out), "--device", self.device]
+                runner.go(name, [command])
+        if self.wanted("sanitizer"):
+            self.sanitizer()
+
+    def hopper(self) -> None:
+        """Whether the sm_90a kernels can be used: a wrong belief about their instructions can hang or be wrong."""
+        runner = self.runner
+        if self.wanted("conformance90"):
+            if not (WORK / "conformance" / "emulated").exists():
+                runner.not_there("conformance90", "the conformance program was not built")
+            elif not runner.go("conformance90", compare_commands("sm90", self.dry)):
+                self.leave_out_sm90("conformance of wgmma, bulk copies and mbarriers did not pass")
+        if "sm90" in self.families and self.wanted("calls90"):
+            program = [sys.executable, str(HERE / "small.py"), "--device", self.device]
+            if not runner.go("calls90", [program], PACKATTN_CUDA_KERNEL="sm90"):
+                self.leave_out_sm90("small calls with them did not pass")
+
+    def attention(self) -> None:
+        runner = self.runner
+        command = [sys.executable, str(HERE / "bench.py"), "--out", str(runner.out), "--device", self.device]
+
+        def complete(name: str) -> list[str]:
+            more = ["--families", *self.families] + (["--note", self.note] if self.note else [])
+            if self.dry:
+                return [*command, *more, "--tiny", "--seconds", "300", "--each", "0.002"]
+            return [*command, *more, "--seconds", f"{max(10.0, runner.budget(name) - 10):.0f}"]
+
+        if runner.go("attention", [complete("attention")]):
+            return
+        if "sm90" in self.families and (where := unfinished(runner.out)):
+            self.leave_out_sm90(f"the benchmark came to a sudden end in {where}")
+            runner.go("attention80", [[*complete("attention80"), "--resume"]])
+
+    def tests(self) -> None:
+        if not importlib.util.find_spec("pytest"):
+            self.runner.not_there("tests", "pytest is not installed")
+            return
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/devices"]
+        command += ["-k", "cuda" if "sm90" in self.families else "cuda and not hopper"]
+        if self.dry:
+            command += ["--collect-only", "-q"]
+        else:
+            command += ["--maxfail=25"] + (["-n", "4"] if importlib.util.find_spec("xdist") else [])
+        self.runner.go("tests", [command])
+
+    def sanitizer(self) -> None:
+        program = [sys.executable, str(HERE / "small.py"), "--device", self.device]
+        if self.dry:
+            self.runner.go("sanitizer", [program])
+            return
+        sanitizer = find("compute-sanitizer")
+        if sanitizer is None:
+            self.runner.not_there("sanitizer", "compute-sanitizer was not found")
+            return
+        checks = [(tool, "sm80") for tool in ("memcheck", "racecheck")]
+        checks += [("memcheck", "sm90")] if "sm90" in self.families else []
+        commands = []
+        for tool, family in checks:
+            options = ["--tool", tool, "--kernel-regex", "kns=packattn", "--error-exitcode", "9"]
+            commands.append(["env", f"PACKATTN_CUDA_KERNEL={family}", sanitizer, *options, *program])
+        self.runner.go("sanitizer", commands)
 
 
 def main() -> int:
@@ -221,67 +378,23 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for all stages (default: {SECONDS:.0f})")
     parser.add_argument("--only", nargs="*", help="these stages alone")
     options = parser.parse_args()
-    dry = options.dry_run
     given = options.out or (Path(os.environ["OUT"]) if os.environ.get("OUT") else None)
     out = given or ROOT / "benchmarks" / "results" / f"device-{datetime.date.today().isoformat()}"
-    runner = Runner(out.resolve(), dry, options.seconds)
-    arch = architecture(dry)
+    runner = Runner(out.resolve(), options.dry_run, options.seconds)
+    arch = architecture(options.dry_run)
     machine(runner, arch)
     if arch is None:
         runner.say("no GPU was found (nvidia-smi): --dry-run does what needs none")
         return 2
-    python = sys.executable
-    device = "cpu" if dry else "cuda"
-
-    def wanted(name: str) -> bool:
-        return not options.only or name in options.only
-
     copy_package()
-    if wanted("build"):
-        if commands := build_commands(arch):
-            runner.stage("build", 3600 if dry else 200, 150, commands)
-        else:
-            runner.not_there("build", "cmake was not found")
-    if wanted("conformance"):
-        if commands := conformance_commands(arch, dry):
-            runner.stage("conformance", 900 if dry else 90, 120, commands)
-        else:
-            runner.not_there("conformance", "nvcc or g++ was not found")
-    if wanted("tests"):
-        if importlib.util.find_spec("pytest"):
-            command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/devices", "-k", "cuda"]
-            command += ["--maxfail=25"] if not dry else ["--collect-only", "-q"]
-            command += ["-n", "4"] if not dry and importlib.util.find_spec("xdist") else []
-            runner.stage("tests", 600 if dry else 120, 120, [command])
-        else:
-            runner.not_there("tests", "pytest is not installed")
-    if wanted("sanitizer"):
-        program = [python, str(HERE / "small.py"), "--device", device]
-        sanitizer = find("compute-sanitizer")
-        if dry:
-            runner.stage("sanitizer", 120, 0, [program])
-        elif sanitizer is None:
-            runner.not_there("sanitizer", "compute-sanitizer was not found")
-        else:
-            tools = [
-                [sanitizer, "--tool", tool, "--kernel-regex", "kns=packattn", "--error-exitcode", "9", *program]
-                for tool in ("memcheck", "racecheck")
-            ]
-            runner.stage("sanitizer", 60, 110, tools)
-    if wanted("attention"):
-        reserve = 40
-        budget = max(30.0, runner.left - reserve - 10)
-        command = [python, str(HERE / "bench.py"), "--out", str(out), "--device", device]
-        command += ["--tiny", "--seconds", "300", "--each", "0.002"] if dry else ["--seconds", f"{budget:.0f}"]
-        runner.stage("attention", 900 if dry else budget + 10, reserve, [command])
-    for name in ("metadata", "graph"):
-        if wanted(name):
-            command = [python, str(HERE / f"{name}.py"), "--out", str(out), "--device", device]
-            runner.stage(name, 120 if dry else 25, 25 if name == "metadata" else 0, [command])
+    stages = Stages(runner, arch, options.only)
+    stages.run()
 
     runner.say("\nstage          status       seconds")
     for result in runner.results:
         runner.say(f"{result.name:<14} {result.status:<12} {result.seconds:7.0f}  {result.note[:100]}")
+    if stages.note:
+        runner.say(stages.note)
     runner.say(f"results in {out}")
     return 0 if all(r.status == "passed" for r in runner.results) else 1
 
