@@ -1,14 +1,15 @@
 """How long a multiprocessor of a Hopper GPU needs for a main loop: a model, not a measurement.
 
-For each resource the clocks that one round of all consumer warpgroups takes if nothing else did; the round takes as long as
-the longest. Latencies, waits, barriers, the ends of tiles and masks are not in it, so it is an upper bound of the rate.
+For each resource the clocks that one round of all consumer warpgroups needs if nothing else did; the round takes as
+long as the longest. Latencies, waits, barriers, the ends of tiles and masks are not in it, so it is an upper bound of
+the rate.
 
-Rates of one multiprocessor. Tensor cores: 4096 flops a clock, so wgmma m64nNk16 takes N / 2 clocks. Shared memory: 128 bytes a
-clock, of which a wgmma reads A (64 x 16) and B (16 x N), in 16 bits, or B alone where A comes from registers; bulk copies write
-through the same port. Ordinary instructions: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions",
-compute capability 9.0, a warp's instruction on its quarter: 1 clock for multiply-add, add and multiply, 8 for exponentials, 2 for
-what the ALU does (comparisons, maxima, logic, shifts, packing to 16 bits) and for integer multiply-add. Each quarter issues
-one instruction a clock. L2: roofline.py.
+Rates of one multiprocessor. Tensor cores: 4096 flops a clock, so wgmma m64nNk16 takes N / 2 clocks. Shared memory: 128
+bytes a clock; a wgmma reads A (64 x 16) and B (16 x N), in 16 bits, or B alone where A comes from registers, and bulk
+copies write through the same port. Ordinary instructions: CUDA C++ Programming Guide, "Throughput of Native Arithmetic
+Instructions", compute capability 9.0; a warp's instruction on its quarter takes 1 clock for multiply-add, add and
+multiply, 8 for exponentials, 2 for what the ALU does (comparisons, maxima, logic, shifts, packing to 16 bits) and for
+integer multiply-add. Each quarter issues one instruction a clock. L2: roofline.py.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ RESOURCES = ("tensor", "MUFU", "ALU", "FMA", "issue", "shared", "L2")
 _FMA = {"FFMA": 1, "FMUL": 1, "FADD": 1, "HFMA2": 1, "HMUL2": 1, "HADD2": 1, "IMAD": 2}
 # Beside the uniform datapath (R2UR, VOTEU, U...), they cost their issue alone.
 _ISSUE = {
-    "HGMMA", "MUFU", "WARPGROUP", "WARPSYNC", "SYNCS", "BAR", "BRA", "CALL", "EXIT", "RET", "BSSY", "BSYNC", "NANOSLEEP",
-    "SHFL", "LDS", "STS", "LDSM", "LDG", "STG", "R2UR", "S2R", "ELECT", "FENCE", "DEPBAR", "ERRBAR", "MEMBAR",
+    "HGMMA", "MUFU", "WARPGROUP", "WARPSYNC", "SYNCS", "BAR", "BRA", "CALL", "EXIT", "RET", "BSSY", "BSYNC",
+    "NANOSLEEP", "SHFL", "LDS", "STS", "LDSM", "LDG", "STG", "R2UR", "S2R", "ELECT", "FENCE", "DEPBAR", "ERRBAR",
+    "MEMBAR",
 }  # fmt: skip
 _ALU = 2
 
@@ -95,8 +97,8 @@ def ordinary_bytes(path: Iterable[sass.Instruction]) -> float:
 def clocks(path: tuple[sass.Instruction, ...], consumers: int, stage_bytes: int, rounds: int = 1) -> dict[str, float]:
     """Clocks for each consumer's share of a round, by resource.
 
-    path: what a warp issues in `rounds` rounds; its warpgroup's other warps issue the same. stage_bytes: what bulk copies
-    bring for one round of all consumers.
+    path: what a warp issues in `rounds` rounds; its warpgroup's other warps issue the same. stage_bytes: what bulk
+    copies bring for one round of all consumers.
     """
     used = products(path)
     found = {"tensor": sum(p.clocks * n for p, n in used.items()), **arithmetic(path)}

@@ -3,17 +3,19 @@
 
     python benchmarks/hopper_report.py [--library FILE ...] [--json FILE] [--write]
 
-For every Hopper kernel without soft cap: one round of the loop without mask code, of one warpgroup over one block of keys (or of
-queries): instructions issued, products by shape, and the clocks of each resource by the model of hopper_model.py. A library may
-also be a cubin. "busy": the part of the time that the tensor cores can work; "useful": the same for products that a
-single pass over the scores needs (2 in the forward, 5 in the backward, which computes 7 in two kernels). "exposed":
-instructions that are issued while no product of the same warpgroup is pending, beside which another warpgroup's must run.
+For every Hopper kernel without soft cap: one round of the loop without mask code, of one warpgroup over one block of
+keys (or of queries): instructions issued, products by shape, and the clocks of each resource by the model of
+hopper_model.py. A library may also be a cubin. "busy": the part of the time that the tensor cores can work; "useful":
+the same for products that a single pass over the scores needs (2 in the forward, 5 in the backward, which computes 7 in
+two kernels). "exposed": instructions that are issued while no product of the same warpgroup is pending, beside which
+another warpgroup's must run.
 
 Exit status 1 if one of these does not hold, 2 if a tool or a library is missing:
     the forward issues at most 460 instructions at head dim 64 and 530 at 128;
     every exponential is issued while a product of its warpgroup is pending (the product that it is to overlap with);
     no product waits for the one before (as ptxas has it where it serialises wgmma);
-    at head dim 128 the useful products reach at least 85 % of the tensor cores' rate in the forward, 70 % in the backward.
+    at head dim 128 the useful products reach at least 85 % of the tensor cores' rate in the forward, and 70 % in the
+    backward.
 """
 
 from __future__ import annotations
@@ -43,10 +45,10 @@ LEAST_USEFUL = {("forward", 128, 128): 0.85, ("backward", 128, 128): 0.70}
 
 
 def computed_columns(base: str, s: dict[str, int]) -> int:
-    """Columns over which products are computed for each pair of a query row and a key, D and Dv being those of the tiles.
+    """Columns over which products are computed for each pair of a query row and a key; D and Dv are the tiles'.
 
-    S = Q K^T and O += P V; S, dP = dO V^T and dQ += dS K; S, dP, dV += P^T dO and dK += dS^T Q, of which kPass may leave out
-    the last (1) or the one before (2).
+    S = Q K^T and O += P V; S, dP = dO V^T and dQ += dS K; S, dP, dV += P^T dO and dK += dS^T Q, of which kPass may
+    leave out dP and dK (1) or dV (2).
     """
     d, dv = s["D"], s["DV"]
     if base == "hopper_forward_kernel":
@@ -124,7 +126,7 @@ def rows_of(library: Path, arch: str | None = ARCH) -> list[dict[str, Any]]:
 
 
 def totals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The kernels of a direction one after the other over the same pairs: one row for each direction, head dims and dtype."""
+    """The kernels of a direction one after the other over the same pairs; one row for each head dims and dtype."""
     found = []
     keys = dict.fromkeys((r["pass"].split(",")[0], r["head_dim"], r["head_dim_v"], r["dtype"]) for r in rows)
     for direction, d, dv, dtype in keys:
@@ -221,7 +223,7 @@ def markdown(header: list[str], cells: list[list[str]], words: int) -> str:
 
 
 def write(rows: list[dict[str, Any]]) -> None:
-    """Makes the tables of docs/cuda.md those of these rows: bfloat16 (float16 has the same code but for its products' type)."""
+    """Makes the tables of docs/cuda.md those of these rows, of bfloat16 (float16 has other products, else the same)."""
     chosen = [r for r in rows if r["dtype"] == "bfloat16"]
     path = cubin.ROOT / "docs" / "cuda.md"
     text = path.read_text(encoding="utf-8")

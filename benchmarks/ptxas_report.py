@@ -6,10 +6,10 @@
 The figures are those of the built library (cuobjdump), nothing is compiled again; shared memory is what the kernels' own
 headers say (shapes.py). Spilled registers lie in a kernel's stack frame, so a frame of 0 bytes means that none are.
 
-Exit status 1 if a tensor-core kernel for head dims up to 128 spills, or any that uses wgmma; if a multiprocessor holds fewer
-blocks than the plan in docs/cuda.md says (the table between the occupancy-plan comments there, which --write-plan writes), or if
-the plan lacks a kernel; if the warpgroups of a block ask (setmaxnreg) for more registers than it is launched with, for which
-they would wait forever; 2 if a tool or the library is missing.
+Exit status 1 if a tensor-core kernel for head dims up to 128 spills, or any that uses wgmma; if a multiprocessor holds
+fewer blocks than the plan in docs/cuda.md says (the table between the occupancy-plan comments there, which --write-plan
+writes), or if the plan lacks a kernel; if the warpgroups of a block ask (setmaxnreg) for more registers than it is
+launched with, for which they would wait forever; 2 if a tool or the library is missing.
 """
 
 from __future__ import annotations

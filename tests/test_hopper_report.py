@@ -99,7 +99,7 @@ def row(**changes: Any) -> dict[str, Any]:
 
 
 def backward(clocks: float) -> list[dict[str, Any]]:
-    """Both kernels for 64 keys of 64 rows a warpgroup at head dim 128, the tensor cores taking their 1024 and 768 clocks."""
+    """Both kernels at head dim 128, 64 rows or keys a warpgroup by 64: 1024 and 768 clocks of the tensor cores."""
     shared = dict.fromkeys(hopper_model.RESOURCES, 0.0)
     keys = row(
         **{"pass": "backward, dK dV", "pairs": 128 * 64, "clocks": shared | {"tensor": 1024.0, "shared": clocks}}
