@@ -24,23 +24,11 @@ struct GroupBlocks {
   }
 };
 
-// The weight of a score <q, k>, and what dP - delta is multiplied with: the weight times the derivative of the soft cap.
-// lse: of the element's query, times log2 e.
-template <bool SOFTCAP>
-PACKATTN_DEVICE float2 weight_and_slope(float score, const backward::ScoreScale& scale, float lse) {
-  if constexpr (SOFTCAP) {
-    const float t = tile::tanh_scaled(score * scale.inner), weight = ptx::ex2(t * scale.factor - lse);
-    return {weight, weight * (1.f - t * t)};
-  } else {
-    const float weight = ptx::ex2(score * scale.factor - lse);
-    return {weight, weight};
-  }
-}
-
 // x = A B^T over COLUMNS columns, both in shared memory: A 64 rows of panels that are `panel_a` bytes, B of `panel_b`.
 // A group of its own, not waited for.
 template <class T, int COLUMNS, int N>
 PACKATTN_DEVICE void multiply_rows(float (&x)[N], uint32_t a, uint32_t panel_a, uint32_t b, uint32_t panel_b) {
+  ptx::hold(a);  // else the descriptors of all steps are kept in registers across blocks
   const uint64_t from_a = matrix_descriptor(a, 16, 1024, Swizzle::bytes128);
   const uint64_t from_b = matrix_descriptor(b, 16, 1024, Swizzle::bytes128);
 #pragma unroll

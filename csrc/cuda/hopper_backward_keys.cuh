@@ -31,7 +31,7 @@ struct HopperBackwardKeyShape : hopper::Ring<STAGES_> {
   static constexpr bool kMakesKey = PASS != 1, kMakesValue = PASS != 2;
   static constexpr int kConsumers = CONSUMERS, kKeys = CONSUMERS * 64, kThreads = 128 * (CONSUMERS + 1);
   // Of a thread. The block is launched with equal shares; the copier gives its away.
-  static constexpr int kCopierRegisters = CONSUMERS == 3 ? 32 : 24, kConsumerRegisters = CONSUMERS == 3 ? 160 : 240;
+  static constexpr int kCopierRegisters = CONSUMERS == 3 ? 32 : 40, kConsumerRegisters = CONSUMERS == 3 ? 160 : 232;
 
   static constexpr int kKeyPanel = kKeys * 128, kRowPanel = ROWS * 128;
   static constexpr int kKeyBytes = D / 64 * kKeyPanel, kValueBytes = kMakesKey ? DV / 64 * kKeyPanel : 0;
@@ -42,9 +42,12 @@ struct HopperBackwardKeyShape : hopper::Ring<STAGES_> {
   static constexpr int kStageBytes = kBufferBytes + kStatsBytes;
   static constexpr int kStats = kRing + STAGES * kBufferBytes;
 
+  // What each warp of the consumers keeps of its item: the bounds of its loops, the ranges of its 16 keys.
+  static constexpr int kNotes = kStats + STAGES * kStatsBytes, kNotesBytes = 32 + 16 * 8;
+
   // mbarriers. Full: has landed, statistics and all; empty: has been read; landed: the rows are there, but those past
   // the tile's are still to be zeroed. Own: the tile's keys and values.
-  static constexpr int kOwnFull = kStats + STAGES * kStatsBytes, kOwnEmpty = kOwnFull + 8;
+  static constexpr int kOwnFull = kNotes + CONSUMERS * 4 * kNotesBytes, kOwnEmpty = kOwnFull + 8;
   static constexpr int kFull = kOwnEmpty + 8, kEmpty = kFull + 8 * STAGES, kLanded = kEmpty + 8 * STAGES;
   static constexpr int kSharedBytes = kLanded + 8 * STAGES;
 
@@ -71,7 +74,9 @@ PACKATTN_DEVICE void for_each_use(const BackwardTask& task, const ItemBody& item
     const int blocks = Shape::blocks(tile), first_head = item.head() * heads;
     if (blocks == 0) continue;
     item_body(tile, item.head());
+#pragma unroll 1  // registers
     for (int head = first_head; head < first_head + heads; ++head) {
+#pragma unroll 1
       for (int n = 0; n < blocks; ++n) body(tile, head, n);
     }
   }
@@ -171,122 +176,234 @@ template <class T, class Shape, bool SOFTCAP>
 struct KeyConsumer {
   static constexpr int D = Shape::D, DV = Shape::DV, ROWS = Shape::kRows;
 
-  uint32_t base;
-  int group, lane;
+  uint32_t base, own, notes;  // shared memory: all of it, this group's keys, this warp's notes
+  int lane;
   backward::ScoreScale scale;
-  int uses = 0;          // of the ring, over all items
-  int begin[2], end[2];  // the rows that see the keys, less this lane's first column
+  int uses = 0;  // of the ring, over all items
   float dk[Shape::kMakesKey ? D / 2 : 2], dv[Shape::kMakesValue ? DV / 2 : 2];
   float s[ROWS / 2], dp[Shape::kMakesKey ? ROWS / 2 : 2];
-  uint32_t p[ROWS / 16][4], ds[ROWS / 16][4];
+  float slope[SOFTCAP ? ROWS / 2 : 1];
+  uint32_t operands[ROWS / 16][4];  // P^T, then dS^T
 
-  PACKATTN_DEVICE void wait_full() {
-    ptx::mbarrier_wait(base + Shape::kFull + Shape::stage(uses) * 8, Shape::parity(uses));
+  PACKATTN_DEVICE void wait_full(int use) {
+    ptx::mbarrier_wait(base + Shape::kFull + Shape::stage(use) * 8, Shape::parity(use));
   }
-  // This warp has read what use `use` brought.
-  PACKATTN_DEVICE void free(int use) {
-    ptx::warp_sync();  // lanes have read statistics
-    if (lane == 0) ptx::mbarrier_arrive(base + Shape::kEmpty + Shape::stage(use) * 8);
+  PACKATTN_DEVICE void free_stage() {
+    ptx::warp_sync();  // all lanes have read their statistics
+    if (lane == 0) ptx::mbarrier_arrive(base + Shape::kEmpty + Shape::stage(uses) * 8);
+    ++uses;
   }
-  // Whether key r is seen by the row of accumulator column `column`; row: the block's first.
-  PACKATTN_DEVICE bool seen(int column, int r, int row) const {
-    return column >= begin[r] - row && column < end[r] - row;
+  // The rows that see this thread's two keys, relative to the first of its columns in a block that starts at `row`.
+  struct Seen {
+    int begin[2], end[2];
+    PACKATTN_DEVICE bool operator()(int i) const {  // accumulator i of the block
+      const int column = i / 4 * 8 + i % 2, r = i / 2 % 2;
+      return column >= begin[r] && column < end[r];
+    }
+  };
+  PACKATTN_DEVICE Seen seen_from(int row) const {
+    Seen seen;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float2 range = ptx::lds64(notes + 32 + (lane / 4 + 8 * r) * 8);
+      seen.begin[r] = ptx::fint(range.x) - row - lane % 4 * 2;
+      seen.end[r] = ptx::fint(range.y) - row - lane % 4 * 2;
+    }
+    return seen;
   }
-
-  // P^T of the block, as operand. s becomes what dP^T - delta is multiplied with.
+  // Of use `use` of the ring, which starts with row `row`: s becomes P^T, slope what dP^T - delta is multiplied with:
+  // P^T, with a soft cap times its derivative.
   template <bool MASK>
-  PACKATTN_DEVICE void weigh(int row) {
-    const uint32_t lse = base + Shape::kStats + Shape::stage(uses) * Shape::kStatsBytes + lane % 4 * 8;
+  PACKATTN_DEVICE void weigh(int use, int row) {
+    Seen seen;
+    if constexpr (MASK) seen = seen_from(row);
+    const uint32_t lse = base + Shape::kStats + Shape::stage(use) * Shape::kStatsBytes + lane % 4 * 8;
+    uint32_t bits = 0;
 #pragma unroll
     for (int j = 0; j < ROWS / 8; ++j) {
       const float2 x = ptx::lds64(lse + j * 32);  // of two queries
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float weight[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& score = s[4 * j + 2 * r + i];
-          const float2 both = weight_and_slope<SOFTCAP>(score, scale, i == 0 ? x.x : x.y);
-          weight[i] = MASK && !seen(j * 8 + i, r, row) ? 0.f : both.x;
-          score = both.y;
+      for (int i = 0; i < 4; ++i) {
+        const int at = 4 * j + i;
+        const float shift = i % 2 == 0 ? x.x : x.y;
+        float weight;
+        if constexpr (SOFTCAP) {
+          const float t = tile::tanh_scaled(s[at] * scale.inner);
+          weight = ptx::ex2(t * scale.factor - shift);
+          slope[at] = weight * (1.f - t * t);
+          bits ^= ptx::fbits(slope[at]);
+        } else {
+          weight = ptx::ex2(s[at] * scale.factor - shift);
+          bits ^= ptx::fbits(weight);
         }
-        p[j / 2][j % 2 * 2 + r] = ptx::pack2<T>(weight[0], weight[1]);
+        s[at] = MASK && !seen(at) ? 0.f : weight;
       }
     }
+    ptx::finish_before_here(bits);  // beside the product that is waited for next
   }
-  // dS^T of the block, as operand. What is masked may be no number: selected away, not multiplied by 0.
+  // dS^T in dp. What is masked may be no number: selected away, not multiplied by 0.
   template <bool MASK>
   PACKATTN_DEVICE void differentiate(int row) {
+    Seen seen;
+    if constexpr (MASK) seen = seen_from(row);
     const uint32_t delta = base + Shape::kStats + Shape::stage(uses) * Shape::kStatsBytes + ROWS * 4 + lane % 4 * 8;
 #pragma unroll
     for (int j = 0; j < ROWS / 8; ++j) {
       const float2 x = ptx::lds64(delta + j * 32);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float gradient[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int at = 4 * j + 2 * r + i;
-          gradient[i] = s[at] * (dp[at] - (i == 0 ? x.x : x.y));
-          if (MASK && !seen(j * 8 + i, r, row)) gradient[i] = 0.f;
-        }
-        ds[j / 2][j % 2 * 2 + r] = ptx::pack2<T>(gradient[0], gradient[1]);
+      for (int i = 0; i < 4; ++i) {
+        const int at = 4 * j + i;
+        const float gradient = (SOFTCAP ? slope[at] : s[at]) * (dp[at] - (i % 2 == 0 ? x.x : x.y));
+        dp[at] = MASK && !seen(at) ? 0.f : gradient;
       }
     }
   }
 
-  // One block of rows. The last product is not waited for, nor is the buffer freed: that is the next step's or drain's.
-  template <bool MASK>
-  PACKATTN_DEVICE void step(int row, bool first) {
-    const uint32_t buffer = base + Shape::buffer(uses), own = base + group * 64 * 128;
-    wait_full();
-    ptx::wgmma_fence();
-    multiply_rows<T, D>(s, own, Shape::kKeyPanel, buffer, Shape::kRowPanel);
-    if constexpr (Shape::kMakesKey) {
-      multiply_rows<T, DV>(dp, own + Shape::kValue, Shape::kKeyPanel, buffer + Shape::kDout, Shape::kRowPanel);
-      ptx::wgmma_wait<1>(s, dk);
-    } else {
-      ptx::wgmma_wait<0>(s, dv);
-    }
-    if (!first) free(uses - 1);
-    weigh<MASK>(row);
-    if constexpr (Shape::kMakesValue) {
-      ptx::wgmma_fence();
-      multiply_columns<T>(dv, p, buffer + Shape::kDout);
-    }
-    if constexpr (Shape::kMakesKey) {
-      ptx::wgmma_wait<Shape::kMakesValue ? 1 : 0>(dp);
-      differentiate<MASK>(row);
-      ptx::wgmma_fence();
-      multiply_columns<T>(dk, ds, buffer);
-      if constexpr (Shape::kMakesValue) ptx::wgmma_wait<1>(dv);  // p is free again
-    }
-    ++uses;
+  // What a block begins with, of use `use` of the ring: S^T, and dP^T where no other product is left to follow S^T.
+  PACKATTN_DEVICE void multiply_scores(int use) {
+    multiply_rows<T, D>(s, own, Shape::kKeyPanel, base + Shape::buffer(use), Shape::kRowPanel);
+    if constexpr (!Shape::kMakesValue) multiply_gradients(use);
   }
-  PACKATTN_DEVICE void drain() {
-    if constexpr (Shape::kMakesKey) {
-      ptx::wgmma_wait<0>(dk);
+  PACKATTN_DEVICE void multiply_gradients(int use) {
+    multiply_rows<T, DV>(dp, own + Shape::kValue, Shape::kKeyPanel, base + Shape::buffer(use) + Shape::kDout,
+                         Shape::kRowPanel);
+  }
+  // The weights of a head's first block, of which nothing is known.
+  PACKATTN_DEVICE void start(int row) {
+    wait_full(uses);
+    ptx::wgmma_fence();
+    multiply_scores(uses);
+    if constexpr (Shape::kMakesValue) {
+      ptx::wgmma_wait<0>(s);
     } else {
-      ptx::wgmma_wait<0>(dv);
+      ptx::wgmma_wait<0>(s, dp);
     }
-    free(uses - 1);
+    weigh<true>(uses, row);
+  }
+  // Operand of the last product of a block whose weights are in s: dS^T, or P^T where dV is all there is to make.
+  template <bool MASK>
+  PACKATTN_DEVICE void make_operand(int row) {
+    if constexpr (Shape::kMakesValue) pack_operands<T>(operands, s);
+    if constexpr (Shape::kMakesValue && Shape::kMakesKey) {
+      ptx::wgmma_fence();
+      multiply_columns<T>(dv, operands, base + Shape::buffer(uses) + Shape::kDout);
+      multiply_gradients(uses);
+      ptx::wgmma_wait<0>(dv, dp);
+    }
+    if constexpr (Shape::kMakesKey) {
+      differentiate<MASK>(row);
+      pack_operands<T>(operands, dp);
+    }
+  }
+  PACKATTN_DEVICE void multiply_operand() {
+    const uint32_t buffer = base + Shape::buffer(uses);
+    if constexpr (Shape::kMakesKey) {
+      multiply_columns<T>(dk, operands, buffer);
+    } else {
+      multiply_columns<T>(dv, operands, buffer + Shape::kDout);
+    }
+  }
+  // A block of rows whose weights are in s, and the weights of the next. ptxas serialises all products if one is in
+  // flight where the loop closes, or while operands are packed.
+  template <bool MASK>
+  PACKATTN_DEVICE void step(int row) {
+    make_operand<MASK>(row);
+    wait_full(uses + 1);
+    ptx::wgmma_fence();
+    multiply_scores(uses + 1);
+    multiply_operand();
+    ptx::wgmma_wait<Shape::kMakesValue ? 1 : 2>(s);
+    weigh<MASK>(uses + 1, row + ROWS);
+    wait_operand();
+  }
+  // The head's last block.
+  PACKATTN_DEVICE void finish(int row) {
+    make_operand<true>(row);
+    ptx::wgmma_fence();
+    multiply_operand();
+    wait_operand();
+  }
+  PACKATTN_DEVICE void wait_operand() {
+    if constexpr (Shape::kPass == 0) {
+      ptx::wgmma_wait<0>(dk);
+    } else if constexpr (Shape::kPass == 1) {
+      ptx::wgmma_wait<0>(dv);
+    } else {
+      ptx::wgmma_wait<0>(dk, dp);
+    }
+    free_stage();
   }
   // A block of which these keys are not seen.
   PACKATTN_DEVICE void skip() {
-    wait_full();
-    free(uses);
-    ++uses;
+    wait_full(uses);
+    free_stage();
+  }
+
+  // Bounds of the loops over a head's blocks, as rows. Notes, because they would hold registers in the loops: blocks
+  // from kBegin on see nothing of this group's keys, from kSome on some of it, of kFirst <= block < kFull this one and
+  // the next all of it, the block at kLast is the last to see any, and there are no blocks from kEnd on.
+  enum Note { kBegin, kSome, kFirst, kFull, kLast, kEnd };
+  PACKATTN_DEVICE int noted(Note note) const {
+    return forward::uniform(static_cast<int>(ptx::lds32(notes + note * 4)));
+  }
+
+  PACKATTN_DEVICE void take_notes(const BackwardTask& task, const Tile& tile) {
+    const int warp = forward::uniform(ptx::thread_index() / 32), group = warp / 4 - 1;
+    const GroupRanges ranges = GroupRanges::load<true>(task.query_begin, task.query_end, tile, group * 64, warp, lane);
+    const GroupBlocks<ROWS> blocks(ranges, tile);
+    ptx::warp_sync();  // nobody reads those of the item before
+    if (lane == 0) {
+      const auto at = [&](Note note, int block) {
+        ptx::sts32(notes + note * 4, ptx::ibits(tile.begin + block * ROWS));
+      };
+      at(kBegin, 0);
+      at(kSome, blocks.some_first);
+      at(kFirst, blocks.first);
+      at(kFull, blocks.last - 1);
+      at(kLast, blocks.some_last - 1);
+      at(kEnd, Shape::blocks(tile));
+    }
+    if (lane % 4 == 0) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        ptx::sts64(notes + 32 + (lane / 4 + 8 * r) * 8,
+                   float2{ptx::bitsf(ptx::ibits(ranges.begin[r])), ptx::bitsf(ptx::ibits(ranges.end[r]))});
+      }
+    }
+    ptx::warp_sync();
+  }
+
+  // All blocks of one query head.
+  PACKATTN_DEVICE void run_head() {
+    int row = noted(kBegin);
+#pragma unroll 1
+    for (const int end = noted(kSome); row < end; row += ROWS) skip();
+    if (row <= noted(kLast)) {
+      start(row);
+      const auto steps = [&](auto mask, Note note) {
+        const int last = noted(kLast), wanted = noted(note), end = wanted < last ? wanted : last;
+        for (; row < end; row += ROWS) step<mask>(row);
+      };
+      steps(std::true_type(), kFirst);
+      steps(std::false_type(), kFull);
+      steps(std::true_type(), kLast);
+      finish(row);
+      row += ROWS;
+    }
+#pragma unroll 1
+    for (const int end = noted(kEnd); row < end; row += ROWS) skip();
   }
 
   // The tile is read again, which costs less than its registers in the loop.
-  PACKATTN_DEVICE void store(const BackwardTask& task, const forward::Item& item, int warp) {
+  PACKATTN_DEVICE void store(const BackwardTask& task, const forward::Item& item) {
     const Tile tile = tile_of(task.key_tiles, item.tile);
     const int quad = lane % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int in_tile = warp * 16 + lane / 4 + 8 * r;
+      const int in_warp = lane / 4 + 8 * r, in_tile = (ptx::thread_index() / 32 - 4) * 16 + in_warp;
       const int64_t key = static_cast<int64_t>(tile.row) + in_tile;
-      const bool mine = in_tile < tile.rows, seen = begin[r] < end[r];
+      const float2 range = ptx::lds64(notes + 32 + in_warp * 8);
+      const bool mine = in_tile < tile.rows, seen = ptx::fint(range.x) < ptx::fint(range.y);
       const auto at = [&](const TensorView& x) {
         return static_cast<uint16_t*>(x.data) + item.head() * x.head_stride + key * x.row_stride;
       };
@@ -308,7 +425,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     hopper_backward_keys(const __grid_constant__ TmaMap query, const __grid_constant__ TmaMap dout,
                          const __grid_constant__ TmaMap key, const __grid_constant__ TmaMap value,
                          const __grid_constant__ BackwardTask task) {
-  constexpr int ROWS = Shape::kRows, CONSUMERS = Shape::kConsumers;
+  constexpr int CONSUMERS = Shape::kConsumers;
   const int thread = ptx::thread_index(), lane = thread % 32, warp = forward::uniform(thread / 32);
   const uint32_t base = ptx::smem_base();
   if (thread == 0) {
@@ -331,42 +448,30 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
   ptx::registers_increase<Shape::kConsumerRegisters>();
   hopper::KeyConsumer<T, Shape, SOFTCAP> consumer;
-  consumer.base = base;
-  consumer.group = warp / 4 - 1;
-  consumer.lane = lane;
+  {
+    const int thread = ptx::thread_index(), warp = forward::uniform(thread / 32) - 4;
+    consumer.base = base;
+    consumer.own = base + warp / 4 * 64 * 128;
+    consumer.notes = base + Shape::kNotes + warp * Shape::kNotesBytes;
+    consumer.lane = thread % 32;
+  }
   consumer.scale = backward::score_scale<SOFTCAP>(task);
   uint32_t items = 0;
   forward::Item item = hopper::first_item(task.heads_k);
   for (; item.tile < forward::uniform(ptx::load_global(task.key_tiles.count)); item.advance(task.heads_k)) {
     const Tile tile = forward::load_tile(task.key_tiles.tiles + item.tile);
-    const auto ranges =
-        hopper::GroupRanges::load(task.query_begin, task.query_end, tile, consumer.group * 64, warp, lane);
-    const hopper::GroupBlocks<ROWS> seen(ranges, tile);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      consumer.begin[r] = ranges.begin[r] - lane % 4 * 2;
-      consumer.end[r] = ranges.end[r] - lane % 4 * 2;
-    }
+    consumer.take_notes(task, tile);
     for (float& x : consumer.dk) x = 0.f;
     for (float& x : consumer.dv) x = 0.f;
-    const int blocks = Shape::blocks(tile);
-    if (blocks > 0) {
+    if (Shape::blocks(tile) > 0) {
       ptx::mbarrier_wait(base + Shape::kOwnFull, items % 2);
       ++items;
-      for (int heads = task.heads_q / task.heads_k; heads > 0; --heads) {
-        int n = 0;
-        for (; n < seen.some_first; ++n) consumer.skip();
-        for (; n < seen.first && n < seen.some_last; ++n) {
-          consumer.template step<true>(tile.begin + n * ROWS, n == seen.some_first);
-        }
-        for (; n < seen.last; ++n) consumer.template step<false>(tile.begin + n * ROWS, n == seen.some_first);
-        for (; n < seen.some_last; ++n) consumer.template step<true>(tile.begin + n * ROWS, n == seen.some_first);
-        if (seen.some_first < seen.some_last) consumer.drain();
-        for (; n < blocks; ++n) consumer.skip();
-      }
-      if (lane == 0) ptx::mbarrier_arrive(base + Shape::kOwnEmpty);  // all products with K and V are done
+#pragma unroll 1
+      for (int heads = task.heads_q / task.heads_k; heads > 0; --heads) consumer.run_head();
+      // All products with K and V are done.
+      if (consumer.lane == 0) ptx::mbarrier_arrive(base + Shape::kOwnEmpty);
     }
-    consumer.store(task, item, warp - 4);
+    consumer.store(task, item);
   }
 }
 
