@@ -73,10 +73,11 @@ struct GroupRanges {
   int some_begin, some_end;  // with SOME: spans what any row sees; 0x7FFFFFFF, 0 if none does. The same as well
 
   // All four warps of a group must come to the same wgmma: each reads all 64 rows.
-  // row: the group's first in the tile. begin, end: [rows of the axis].
+  // row: the group's first in the tile. begin, end: [rows of the axis]. stack: row i of the group is the tile's
+  // (row + i) >> stack.
   template <bool SOME = false>
   PACKATTN_DEVICE static GroupRanges load(const int32_t* begin, const int32_t* end, const Tile& tile, int row, int warp,
-                                          int lane) {
+                                          int lane, int stack = 0) {
     constexpr int kMax = 0x7FFFFFFF;
     GroupRanges x;
     int low[2], high[2];  // of rows lane and lane + 32
@@ -84,7 +85,7 @@ struct GroupRanges {
     x.some_begin = kMax, x.some_end = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int own = row + i * 32 + lane;
+      const int own = (row + i * 32 + lane) >> stack;
       low[i] = kMax;
       high[i] = 0;
       if (own < tile.rows) {

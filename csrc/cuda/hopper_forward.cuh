@@ -13,6 +13,11 @@
 //                      issued together; the softmax of S runs while O is still summed. Consumers take turns to issue,
 //                      so that one's softmax runs beside another's products.
 //
+// Documents of few rows (tile_table.h) are served by a second launch with one consumer a block and several blocks a
+// multiprocessor, so that no warpgroup computes for nobody. Its tiles hold S = 1 << stack query heads of one key head:
+// row m of a tile is row m / S of the document and head m % S of these. Which launch serves a document depends on its
+// own rows alone, and S on the numbers of heads.
+//
 // The structure is that of FlashAttention-3 (Shah et al., 2024). Softmax: Dao, FlashAttention-2, 2023, algorithm 1.
 // Blocks of keys start at the tile's first key, and rows decide alone: no result depends on what else is packed.
 #pragma once
@@ -20,13 +25,18 @@
 
 namespace packattn::cuda {
 
-// D, DV: columns of query/key and value/out in shared memory. BM rows of a tile, BN keys of a block.
-template <int D_, int DV_, int BM, int BN, int STAGES_>
+// D, DV: columns of query/key and value/out in shared memory. BM rows of a tile, BN keys of a block, BLOCKS of threads
+// on a multiprocessor.
+template <int D_, int DV_, int BM, int BN, int STAGES_, int BLOCKS = 1>
 struct HopperForwardShape : hopper::Ring<STAGES_> {
-  static constexpr int D = D_, DV = DV_, kRows = BM, kKeys = BN, STAGES = STAGES_;
+  static constexpr int D = D_, DV = DV_, kRows = BM, kKeys = BN, STAGES = STAGES_, kBlocks = BLOCKS;
   static constexpr int kConsumers = BM / 64, kThreads = 128 * (kConsumers + 1);
+  static constexpr bool kStacked = kConsumers == 1;  // for documents of few rows
   // Of a thread. The block is launched with equal shares; the copier gives its away.
-  static constexpr int kCopierRegisters = kConsumers == 3 ? 32 : 40, kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+  static constexpr int kShare = 65536 / (kThreads * BLOCKS) / 8 * 8;
+  static constexpr int kCopierRegisters = kConsumers == 3 || BLOCKS == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters =
+      kConsumers == 3 ? 160 : (kConsumers == 2 ? 232 : 2 * kShare - kCopierRegisters);
 
   static constexpr int kQueryPanel = BM * 128, kPanel = BN * 128;
   static constexpr int kQueryBytes = D / 64 * kQueryPanel;
@@ -42,9 +52,15 @@ struct HopperForwardShape : hopper::Ring<STAGES_> {
   static constexpr int kSharedBytes = kValueLanded + 8 * STAGES;
 
   static_assert(D % 64 == 0 && DV % 64 == 0 && BM % 64 == 0 && BN % 16 == 0 && BN <= 256);
-  static_assert(kConsumers == 2 || kConsumers == 3);
-  static_assert(STAGES >= 2 && kSharedBytes <= 227 * 1024);
+  static_assert(kConsumers >= 1 && kConsumers <= 3);
+  static_assert(STAGES >= 2 && BLOCKS * (kSharedBytes + 1024) <= 228 * 1024);
 
+  // Parts that the columns of out are summed in. ptxas wants the accumulators of one product, here 128, and more to fit
+  // the registers at launch.
+  static constexpr int kParts = kStacked && DV > 128 ? 2 : 1;
+
+  // log2 of the heads that share a tile, a constant where none do.
+  PACKATTN_DEVICE static int heads_log2(int stack) { return kStacked ? stack : 0; }
   // Blocks of keys that a tile sees.
   PACKATTN_DEVICE static int blocks(const Tile& tile) {
     return tile.begin < tile.end ? (tile.end - tile.begin + BN - 1) / BN : 0;
@@ -55,14 +71,16 @@ namespace hopper {
 
 // Warp 0, one lane. Keys go one block ahead of values, which is the order of use.
 template <class Shape>
-PACKATTN_DEVICE void copy_items(const ForwardTask& task, const TmaMap* query, const TmaMap* key, const TmaMap* value) {
+PACKATTN_DEVICE void copy_items(const ForwardTask& task, int stack, const TmaMap* query, const TmaMap* key,
+                                const TmaMap* value) {
   constexpr int BN = Shape::kKeys;
   const uint32_t base = ptx::smem_base();
-  const int count = ptx::load_global(task.tiles.count);
+  const int count = ptx::load_global(task.tiles.count), stacks = task.heads_q >> Shape::heads_log2(stack);
   int items = 0, uses = 0;  // of Q, and of the ring of keys; that of values follows
-  for (forward::Item item = first_item(task.heads_q); item.tile < count; item.advance(task.heads_q)) {
+  for (forward::Item item = first_item(stacks); item.tile < count; item.advance(stacks)) {
     const Tile tile = tile_of(task.tiles, item.tile);
-    const int blocks = Shape::blocks(tile), head = item.head(), head_k = head / (task.heads_q / task.heads_k);
+    const int blocks = Shape::blocks(tile);
+    const int head = item.head() << Shape::heads_log2(stack), head_k = head / (task.heads_q / task.heads_k);
     if (blocks == 0) continue;
     ptx::mbarrier_wait(base + Shape::kQueryEmpty, static_cast<uint32_t>(items) % 2 ^ 1);
     ++items;
@@ -90,13 +108,13 @@ PACKATTN_DEVICE void copy_items(const ForwardTask& task, const TmaMap* query, co
 
 // Warp 1.
 template <class Shape>
-PACKATTN_DEVICE void zero_foreign_values(const ForwardTask& task, int lane) {
+PACKATTN_DEVICE void zero_foreign_values(const ForwardTask& task, int stack, int lane) {
   constexpr int BN = Shape::kKeys;
   const uint32_t base = ptx::smem_base();
-  const int count = ptx::load_global(task.tiles.count);
+  const int count = ptx::load_global(task.tiles.count), stacks = task.heads_q >> Shape::heads_log2(stack);
   int uses = 0;
   uint32_t parities = 0;  // bit s: of the phase to wait for in stage s; not every use of a stage has one
-  for (forward::Item item = first_item(task.heads_q); item.tile < count; item.advance(task.heads_q)) {
+  for (forward::Item item = first_item(stacks); item.tile < count; item.advance(stacks)) {
     const Tile tile = tile_of(task.tiles, item.tile);
     const int blocks = Shape::blocks(tile);
     if (blocks == 0) continue;
@@ -153,7 +171,8 @@ PACKATTN_DEVICE void softmax(float (&s)[N], float (&m)[2], float (&l)[2], float 
 // What a thread of consumer `group` has of one item: two rows (lane / 4 and 8 more of its warp's 16).
 template <class T, class Shape, bool SOFTCAP>
 struct Consumer {
-  static constexpr int D = Shape::D, DV = Shape::DV, BN = Shape::kKeys;
+  static constexpr int D = Shape::D, DV = Shape::DV, BN = Shape::kKeys, PARTS = Shape::kParts;
+  static constexpr int COLUMNS = DV / PARTS;  // of a part
 
   uint32_t base;
   int group, lane;
@@ -161,7 +180,7 @@ struct Consumer {
   int uses = 0;          // blocks whose scores are done, over all items; values run one behind
   int begin[2], end[2];  // the rows' ranges, less this lane's first column
   float m[2], l[2];
-  float o[DV / 2], s[BN / 2];
+  float o[PARTS][COLUMNS / 2], s[BN / 2];
   uint32_t weights[BN / 16][4];
 
   PACKATTN_DEVICE void wait_keys() {
@@ -194,8 +213,29 @@ struct Consumer {
     const uint64_t values = matrix_descriptor(base + Shape::kValueRing + Shape::stage(uses - 1) * Shape::kValueBytes,
                                               Shape::kPanel, 1024, Swizzle::bytes128);
 #pragma unroll
-    for (int i = 0; i < BN / 16; ++i) ptx::wgmma_rs<T, true>(o, weights[i], advance(values, i * 2048), true);
+    for (int i = 0; i < BN / 16; ++i) {
+#pragma unroll
+      for (int part = 0; part < PARTS; ++part) {
+        ptx::wgmma_rs<T, true>(o[part], weights[i], advance(values, part * COLUMNS / 64 * Shape::kPanel + i * 2048),
+                               true);
+      }
+    }
     ptx::wgmma_commit();
+  }
+  PACKATTN_DEVICE void wait_output() {
+    if constexpr (PARTS == 1) {
+      ptx::wgmma_wait<0>(o[0]);
+    } else {
+      ptx::wgmma_wait<0>(o[0], o[1]);
+    }
+  }
+  // Row r of this thread: its accumulators times `factor[r]`.
+  PACKATTN_DEVICE void scale_output(const float (&factor)[2]) {
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+#pragma unroll
+      for (int i = 0; i < COLUMNS / 2; ++i) o[part][i] *= factor[i / 2 % 2];
+    }
   }
   template <bool MASK>
   PACKATTN_DEVICE void weigh(int first_key, float (&correction)[2]) {
@@ -228,49 +268,52 @@ struct Consumer {
     constexpr int CONSUMERS = Shape::kConsumers;
     float correction[2];
     wait_keys();
-    ptx::named_sync(1 + group, 256);  // my turn
-    ptx::turn(group, CONSUMERS, true);
+    if constexpr (CONSUMERS > 1) {
+      ptx::named_sync(1 + group, 256);  // my turn
+      ptx::turn(group, CONSUMERS, true);
+    }
     ptx::wgmma_fence();
     multiply_keys();
     wait_values();
     ptx::wgmma_fence();
     multiply_values();
-    ptx::turn(group, CONSUMERS, false);
-    ptx::named_arrive(1 + (group + 1 == CONSUMERS ? 0 : group + 1), 256);  // the next one's
+    if constexpr (CONSUMERS > 1) {
+      ptx::turn(group, CONSUMERS, false);
+      ptx::named_arrive(1 + (group + 1 == CONSUMERS ? 0 : group + 1), 256);  // the next one's
+    }
     ptx::wgmma_wait<1>(s);
     free_keys();
     weigh<MASK>(first_key, correction);
     ptx::finish_before_here(l[0] + l[1]);  // the exponentials, which are to run beside P V
-    ptx::wgmma_wait<0>(o);
+    wait_output();
     free_values();
     ++uses;
     pack_weights();
-#pragma unroll
-    for (int i = 0; i < DV / 2; ++i) o[i] *= correction[i / 2 % 2];
+    scale_output(correction);
   }
   PACKATTN_DEVICE void finish() {
     wait_values();
     ptx::wgmma_fence();
     multiply_values();
-    ptx::wgmma_wait<0>(o);
+    wait_output();
     free_values();
   }
 
   // Sums over the row, sink, lse, out. The tile is read again, which costs less than its registers in the loop.
-  PACKATTN_DEVICE void store(const ForwardTask& task, const forward::Item& item, int warp) {
+  PACKATTN_DEVICE void store(const ForwardTask& task, int stack, const forward::Item& item, int warp) {
     const Tile tile = tile_of(task.tiles, item.tile);
-    const int head = item.head(), quad = lane % 4;
-    float sink = 0.f;
-    if (task.sinks != nullptr) sink = ptx::load_global(task.sinks + head) * tile::kLog2e;
+    const int heads_log2 = Shape::heads_log2(stack), quad = lane % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int in_tile = warp * 16 + lane / 4 + 8 * r;
+      const int in_group = warp * 16 + lane / 4 + 8 * r, in_tile = in_group >> heads_log2;
+      const int head = (item.head() << heads_log2) + (in_group & ((1 << heads_log2) - 1));
       const int64_t row = static_cast<int64_t>(tile.row) + in_tile;
       const bool mine = in_tile < tile.rows, sees = begin[r] < end[r];
       float sum = l[r], weight = 1.f, reference = m[r] * factor;
       sum += ptx::shfl_xor(sum, 1);
       sum += ptx::shfl_xor(sum, 2);
       if (task.sinks != nullptr) {  // one more score, with the value 0
+        const float sink = ptx::load_global(task.sinks + head) * tile::kLog2e;
         if (sink > reference) {
           weight = ptx::ex2(reference - sink);
           sum = sum * weight + 1.f;
@@ -286,14 +329,20 @@ struct Consumer {
       }
       uint16_t* const to =
           static_cast<uint16_t*>(task.out.data) + head * task.out.head_stride + row * task.out.row_stride;
-      store_row<T, DV>(to, o, r, weight, sees, mine, task.head_dim_v, quad);
+#pragma unroll
+      for (int part = 0; part < PARTS; ++part) {
+        store_row<T, COLUMNS>(to + part * COLUMNS, o[part], r, weight, sees, mine, task.head_dim_v - part * COLUMNS,
+                              quad);
+      }
     }
   }
 
   // The ranges of the group's 64 rows, cut to the tile's. Returns the keys that all of them see as blocks
   // [first, last) of the tile; the same in all four warps, for they must come to the same wgmma.
-  PACKATTN_DEVICE void load_ranges(const ForwardTask& task, const Tile& tile, int warp, int& first, int& last) {
-    const GroupRanges ranges = GroupRanges::load(task.key_begin, task.key_end, tile, group * 64, warp, lane);
+  PACKATTN_DEVICE void load_ranges(const ForwardTask& task, int stack, const Tile& tile, int warp, int& first,
+                                   int& last) {
+    const GroupRanges ranges =
+        GroupRanges::load(task.key_begin, task.key_end, tile, group * 64, warp, lane, Shape::heads_log2(stack));
     const int full_begin = ranges.full_begin, full_end = ranges.full_end;
     const int blocks = Shape::blocks(tile);
     last =
@@ -309,10 +358,12 @@ struct Consumer {
 
 }  // namespace hopper
 
+// stack: log2 of the heads that share a tile; 0 unless Shape::kStacked.
 template <class T, class Shape, bool SOFTCAP>
-__global__ void __launch_bounds__(Shape::kThreads, 1)
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     hopper_forward_kernel(const __grid_constant__ TmaMap query, const __grid_constant__ TmaMap key,
-                          const __grid_constant__ TmaMap value, const __grid_constant__ ForwardArguments task) {
+                          const __grid_constant__ TmaMap value, const __grid_constant__ ForwardArguments task,
+                          const int stack) {
   constexpr int BN = Shape::kKeys, CONSUMERS = Shape::kConsumers;
   const int thread = ptx::thread_index(), lane = thread % 32, warp = forward::uniform(thread / 32);
   const uint32_t base = ptx::smem_base();
@@ -331,8 +382,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   ptx::block_sync();
   if (warp < 4) {
     ptx::registers_decrease<Shape::kCopierRegisters>();
-    if (warp == 0 && lane == 0) hopper::copy_items<Shape>(task, &query, &key, &value);
-    if (warp == 1) hopper::zero_foreign_values<Shape>(task, lane);
+    if (warp == 0 && lane == 0) hopper::copy_items<Shape>(task, stack, &query, &key, &value);
+    if (warp == 1) hopper::zero_foreign_values<Shape>(task, stack, lane);
     return;
   }
   ptx::registers_increase<Shape::kConsumerRegisters>();
@@ -342,20 +393,26 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   consumer.lane = lane;
   consumer.factor = task.factor;
   consumer.inner_factor = task.inner_factor;
-  if (consumer.group == CONSUMERS - 1) ptx::named_arrive(1, 256);  // the first turn is group 0's
+  if constexpr (CONSUMERS > 1) {
+    if (consumer.group == CONSUMERS - 1) ptx::named_arrive(1, 256);  // the first turn is group 0's
+  }
   uint32_t items = 0;
-  forward::Item item = hopper::first_item(task.heads_q);
-  for (; item.tile < forward::uniform(ptx::load_global(task.tiles.count)); item.advance(task.heads_q)) {
+  const int stacks = task.heads_q >> Shape::heads_log2(stack);
+  forward::Item item = hopper::first_item(stacks);
+  for (; item.tile < forward::uniform(ptx::load_global(task.tiles.count)); item.advance(stacks)) {
     const Tile tile = forward::load_tile(task.tiles.tiles + item.tile);
     int first = 0, last = 0;
-    consumer.load_ranges(task, tile, warp, first, last);
+    consumer.load_ranges(task, stack, tile, warp, first, last);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       consumer.m[r] = -INFINITY;
       consumer.l[r] = 0.f;
     }
 #pragma unroll
-    for (int i = 0; i < Shape::DV / 2; ++i) consumer.o[i] = 0.f;
+    for (int part = 0; part < Shape::kParts; ++part) {
+#pragma unroll
+      for (int i = 0; i < Shape::DV / Shape::kParts / 2; ++i) consumer.o[part][i] = 0.f;
+    }
     const int blocks = Shape::blocks(tile);
     if (blocks > 0) {
       ptx::mbarrier_wait(base + Shape::kQueryFull, items % 2);
@@ -368,9 +425,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       if (lane == 0) ptx::mbarrier_arrive(base + Shape::kQueryEmpty);  // all products with Q are done
       consumer.finish();
     }
-    consumer.store(task, item, warp - 4);
+    consumer.store(task, stack, item, warp - 4);
   }
-  if (consumer.group == 0) ptx::named_sync(1, 256);  // takes the turn that nobody else will
+  if constexpr (CONSUMERS > 1) {
+    if (consumer.group == 0) ptx::named_sync(1, 256);  // takes the turn that nobody else will
+  }
 }
 
 }  // namespace packattn::cuda

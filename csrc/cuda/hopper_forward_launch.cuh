@@ -25,27 +25,58 @@ struct HopperForwardShapes<192, 128, SOFTCAP> : HopperForwardShape<192, 128, 128
 template <bool SOFTCAP>
 struct HopperForwardShapes<256, 256, SOFTCAP> : HopperForwardShape<256, 256, 128, SOFTCAP ? 64 : 80, 2> {};
 
+// Of documents of few rows: 64 rows of a tile, 256 threads.
+//
+//             keys  stages  blocks   shared   O + S + P registers, of (copier)
+//   64,  64     64    2       4       40 KB   32 + 32 + 16 =  80   104 (24)
+//   128, 128    64    2       2       80 KB   64 + 32 + 16 = 112   216 (40)
+//   192, 128    64    2       2      104 KB   64 + 32 + 16 = 112   216 (40)
+//   256, 256    32    2       2       96 KB   128 + 16 + 8 = 152   216 (40)
+template <int D, int DV>
+struct HopperForwardFewShapes : HopperForwardShape<D, DV, 64, 64, 2, 2> {};
+template <>
+struct HopperForwardFewShapes<64, 64> : HopperForwardShape<64, 64, 64, 64, 2, 3> {};
+template <>
+struct HopperForwardFewShapes<256, 256> : HopperForwardShape<256, 256, 64, 32, 2, 2> {};
+
+// log2 of the query heads that share a tile of few rows: the most that divide a key head's, up to 16. So a tile has
+// four rows or more: a table is then a fourth of the axis at most, and lse is stored in pieces of 16 bytes.
+inline int few_rows_stack(const AttentionForwardParams& params) {
+  const int group = params.heads_q / params.heads_k;
+  int stack = 0;
+  while (stack < 4 && group % (2 << stack) == 0) ++stack;
+  return stack;
+}
+
 template <class T, int D, int DV>
 struct HopperForwardLaunch {
   static int tile_rows(const Device&) { return HopperForwardShapes<D, DV, false>::kRows; }
+  static int few_tile_rows(const AttentionForwardParams& params) { return kFewRows >> few_rows_stack(params); }
 
   static void run(const ForwardTask& task, const Stream& stream) {
-    task.softcap > 0.f ? run_shape<true>(task, stream) : run_shape<false>(task, stream);
+    task.softcap > 0.f ? run_shapes<true>(task, stream) : run_shapes<false>(task, stream);
   }
 
-  static ForwardKernel kernel() { return {&tile_rows, &run}; }
+  static ForwardKernel kernel() { return {&tile_rows, &run, &few_tile_rows}; }
 
  private:
   template <bool SOFTCAP>
-  static void run_shape(const ForwardTask& task, const Stream& stream) {
-    using Shape = HopperForwardShapes<D, DV, SOFTCAP>;
+  static void run_shapes(const ForwardTask& task, const Stream& stream) {
     if (task.total_q == 0) return;
-    launch(stream, &hopper_forward_kernel<T, Shape, SOFTCAP>, stream.device.multiprocessors, Shape::kThreads,
-           Shape::kSharedBytes,
-           tensor_map("query", task.query, task.total_q, task.heads_q, task.head_dim, Shape::kRows),
-           tensor_map("key", task.key, task.total_k, task.heads_k, task.head_dim, Shape::kKeys),
-           tensor_map("value", task.value, task.total_k, task.heads_k, task.head_dim_v, Shape::kKeys),
-           ForwardArguments(task));
+    if (task.total_q > kFewRows) run_shape<HopperForwardShapes<D, DV, SOFTCAP>, SOFTCAP>(task, 0, stream);
+    ForwardTask few = task;
+    few.tiles = task.few_tiles;
+    run_shape<HopperForwardFewShapes<D, DV>, SOFTCAP>(few, few_rows_stack(task), stream);
+  }
+
+  template <class Shape, bool SOFTCAP>
+  static void run_shape(const ForwardTask& task, int stack, const Stream& stream) {
+    launch_persistent<Shape>(
+        stream, &hopper_forward_kernel<T, Shape, SOFTCAP>,
+        tensor_map("query", task.query, task.total_q, task.heads_q, task.head_dim, Shape::kRows >> stack, 1 << stack),
+        tensor_map("key", task.key, task.total_k, task.heads_k, task.head_dim, Shape::kKeys),
+        tensor_map("value", task.value, task.total_k, task.heads_k, task.head_dim_v, Shape::kKeys),
+        ForwardArguments(task), stack);
   }
 };
 

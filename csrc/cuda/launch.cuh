@@ -24,8 +24,9 @@ inline cudaStream_t native(const Stream& stream) { return static_cast<cudaStream
 
 // Starts `kernel` on a one-dimensional grid; does nothing for no blocks. Does not wait for it.
 // shared_bytes: dynamic shared memory of a block, at most device.shared_memory_optin.
-// Throws std::runtime_error where CUDA refuses.
-template <typename... Parameters>
+// RESIDENT: the blocks that a multiprocessor is to hold at a time, as in the kernel's launch bounds; the emulator's
+// rules for registers depend on it. Throws std::runtime_error where CUDA refuses.
+template <int RESIDENT = 1, typename... Parameters>
 void launch(const Stream& stream, void (*kernel)(Parameters...), int64_t blocks, int threads, int shared_bytes,
             const std::type_identity_t<Parameters>&... arguments) {
   if (blocks <= 0) return;
@@ -53,7 +54,7 @@ inline std::recursive_mutex& emulator_mutex() {
 
 // As above; runs the whole grid before it returns. Throws std::runtime_error with the emulator's reports, if it has
 // any.
-template <typename... Parameters>
+template <int RESIDENT = 1, typename... Parameters>
 void launch(const Stream& stream, void (*kernel)(Parameters...), int64_t blocks, int threads, int shared_bytes,
             const std::type_identity_t<Parameters>&... arguments) {
   if (blocks <= 0) return;
@@ -63,8 +64,9 @@ void launch(const Stream& stream, void (*kernel)(Parameters...), int64_t blocks,
                              std::to_string(stream.device.shared_memory_optin));
   }
   const std::lock_guard<std::recursive_mutex> lock(emulator_mutex());
-  emu::launch(dim3{static_cast<unsigned>(blocks)}, dim3{static_cast<unsigned>(threads)},
-              static_cast<size_t>(shared_bytes), [&] { kernel(arguments...); });
+  emu::launch(
+      dim3{static_cast<unsigned>(blocks)}, dim3{static_cast<unsigned>(threads)}, static_cast<size_t>(shared_bytes),
+      [&] { kernel(arguments...); }, RESIDENT);
   const std::string reports = emu::take_reports();
   if (!reports.empty()) throw std::runtime_error("emulator: " + reports);
 }
@@ -82,8 +84,8 @@ void launch_persistent(const Stream& stream, void (*kernel)(Parameters...),
                        const std::type_identity_t<Parameters>&... arguments) {
   const int room = (stream.device.shared_memory_optin + 1024) / (Shape::kSharedBytes + 1024);
   const int blocks = room < Shape::kBlocks ? (room < 1 ? 1 : room) : Shape::kBlocks;
-  launch(stream, kernel, static_cast<int64_t>(stream.device.multiprocessors) * blocks, Shape::kThreads,
-         Shape::kSharedBytes, arguments...);
+  launch<Shape::kBlocks>(stream, kernel, static_cast<int64_t>(stream.device.multiprocessors) * blocks, Shape::kThreads,
+                         Shape::kSharedBytes, arguments...);
 }
 
 }  // namespace packattn::cuda

@@ -36,9 +36,9 @@ struct LastBorder {
   PACKATTN_DEVICE static LastBorder identity() { return {0}; }
   PACKATTN_DEVICE static LastBorder at(int32_t row, bool few) { return {2 * (static_cast<uint32_t>(row) + 1) + few}; }
   PACKATTN_DEVICE LastBorder then(const LastBorder& next) const { return {next.code > code ? next.code : code}; }
-  // Where the component starts that goes on after it.
+  // Where the component starts that goes on after it. What comes before all borders sees nothing: few rows.
   PACKATTN_DEVICE int32_t component() const { return code == 0 ? 0 : static_cast<int32_t>(code / 2 - 1); }
-  PACKATTN_DEVICE bool few() const { return (code & 1) != 0; }
+  PACKATTN_DEVICE bool few() const { return code == 0 || (code & 1) != 0; }
 };
 
 // A stretch of rows: how many tiles start in it, and the first row (~row if the tile goes to the table for few rows)

@@ -75,6 +75,7 @@ struct Block {
   dim3 index, size, grid;
   uint32_t number = 0;  // in the grid
   int thread_count = 0, warp_count = 0;
+  int resident = 1;  // blocks that share the registers of a multiprocessor
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   Thread* current = nullptr;  // nullptr: the scheduler
@@ -117,7 +118,7 @@ struct Block {
     std::abort();
   }
   void run(uint32_t block_number);
-  void prepare(dim3 grid_size, dim3 block_size, size_t shared_bytes);
+  void prepare(dim3 grid_size, dim3 block_size, size_t shared_bytes, int resident_blocks);
 
  private:
   // The next thread to run, by the policy; nullptr if all wait.

@@ -93,9 +93,15 @@ struct Problem {
     const Stream stream{nullptr, Device{3, c.small ? 86 : 80, (c.small ? 99 : 163) * 1024}};
 #endif
     const ForwardKernel kernel = kernel_for();
-    emu::Buffer<uint8_t> table(tile_table_bytes(tq));
+    const int rows = kernel.tile_rows(stream.device);
+    emu::Buffer<uint8_t> table(tile_table_bytes(tq)), few_table(tile_table_bytes(tq, false));
     task.tiles = tile_table_at(table.p, tq);
-    build_tile_table(begin.p, end.p, tq, tk, kernel.tile_rows(stream.device), task.tiles, stream);
+    if (kernel.few_tile_rows == nullptr) {
+      build_tile_table(begin.p, end.p, tq, tk, rows, task.tiles, stream);
+    } else {
+      task.few_tiles = tile_table_at(few_table.p, tq, false);
+      build_tile_tables(begin.p, end.p, tq, tk, rows, task.tiles, kernel.few_tile_rows(task), task.few_tiles, stream);
+    }
     kernel.run(task, stream);
   }
 
@@ -313,6 +319,37 @@ std::vector<Case> more_cases() {
 #ifdef FORWARD_DRIVER_HOPPER
   // Blocks that all rows of a group see between blocks that they do not, and more blocks than stages.
   add("windows of 300", {700, 60}, 128, 128).left = 299;
+  const auto heads = [](Case& c, int group, int heads_k) { c.heads_q = group * heads_k, c.heads_k = heads_k; };
+  // Documents of few rows beside long ones: tiles of 64, 16, 32, 4 rows, with as many heads as make 64.
+  heads(add("few rows, a head each", {1, 130, 64, 2, 65, 63, 33, 31, 16, 17, 70, 5}, 64, 64), 1, 3);
+  heads(add("few rows, three heads", {64, 7, 200, 65, 1}, 128, 128), 3, 2);
+  {
+    Case& c = add("few rows, four heads", {3, 16, 17, 64, 65, 1, 15, 40, 150, 33, -20, 8}, 128, 128);
+    heads(c, 4, 2), c.sinks = true, c.layout = 2;
+  }
+  {
+    Case& c = add("few rows, six heads, both ways", {34, 129, 1, 64, 20}, 64, 64);
+    heads(c, 6, 2), c.causal = false, c.layout = 1, c.softcap = 3.f;
+  }
+  {
+    Case& c = add("few rows, sixteen heads", {5, 1, 64, 70, 3, 4, 9}, 64, 64);
+    heads(c, 16, 1), c.sinks = true;
+  }
+  heads(add("few rows, 32 heads", {5, 1, 70, 20}, 64, 64), 32, 1);
+  // Documents between padding, whose rows past the first 64 go to the large tiles.
+  heads(add("few rows between padding", {-70, 10, -300, 64, -1, 66, -64, 20}, 64, 64), 4, 1);
+  // As in decoding: a row or a few, many keys; blocks that all rows see, and a last one that ends anywhere.
+  heads(add("few rows, many keys", {{1, 300}, {1, 64}, {4, 257}, {1, 0}, {2, 1}, {17, 200}, {70, 100}}, 128, 128), 8,
+        1);
+  heads(add("few rows, many keys, 192 and 128", {{1, 200}, {20, 129}, {1, 65}}, 192, 128), 4, 1);
+  {
+    Case& c = add("few rows, many keys, 256", {{1, 200}, {20, 129}, {33, 33}, {1, 65}, {90, 95}}, 256, 200);
+    heads(c, 4, 1), c.sinks = true;
+  }
+  {
+    Case& c = add("few rows, windows of 100", {{60, 500}, {1, 90}, {64, 64}}, 128, 128);
+    heads(c, 2, 1), c.left = 99;
+  }
 #endif
   return cases;
 }

@@ -43,7 +43,7 @@ inline void Block::thread_entry() {
   std::abort();
 }
 
-inline void Block::prepare(dim3 grid_size, dim3 block_size, size_t shared_bytes) {
+inline void Block::prepare(dim3 grid_size, dim3 block_size, size_t shared_bytes, int resident_blocks) {
   if (shared_bytes > config().shared_memory) {
     throw std::invalid_argument("emulator: " + std::to_string(shared_bytes) + " bytes of shared memory asked, " +
                                 std::to_string(config().shared_memory) + " is the most a block has");
@@ -58,6 +58,7 @@ inline void Block::prepare(dim3 grid_size, dim3 block_size, size_t shared_bytes)
   shared_bytes_ = shared_bytes;
   thread_count = static_cast<int>(count);
   warp_count = thread_count / 32;
+  resident = resident_blocks;
   threads.resize(count);
   warps.resize(count / 32);
   stacks_.reserve(thread_count);
@@ -137,12 +138,13 @@ inline void Block::finish() {
 }
 
 // Runs body() as every thread of every block of the grid, blocks one after the other. What it finds is in report().
+// resident: blocks of it that a multiprocessor holds at a time, which share its registers.
 // Throws std::invalid_argument for a launch that a GPU would refuse.
-inline void launch(dim3 grid, dim3 block_size, size_t shared_bytes, std::function<void()> body) {
+inline void launch(dim3 grid, dim3 block_size, size_t shared_bytes, std::function<void()> body, int resident = 1) {
   static Block block;
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
-  block.prepare(grid, block_size, shared_bytes);
+  block.prepare(grid, block_size, shared_bytes, resident);
   block.body = std::move(body);
   global_memory().begin_launch();
   std::vector<uint32_t> numbers(static_cast<size_t>(grid.x) * grid.y * grid.z);

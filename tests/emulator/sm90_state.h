@@ -60,7 +60,7 @@ class HopperState {
   }
 
   // The most that a block of this size may have been compiled for.
-  int registers_at_launch() const { return std::min(248, 65536 / block_.thread_count / 8 * 8); }
+  int registers_at_launch() const { return std::min(248, 65536 / (block_.thread_count * block_.resident) / 8 * 8); }
 
   // Lets one bulk copy land, when every thread waits. False if none is under way.
   bool land_one_copy() {

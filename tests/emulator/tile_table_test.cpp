@@ -51,7 +51,7 @@ std::vector<Tile> expected(const Axis& axis, int tile_rows, int few_tile_rows = 
       size_t end = i;  // of the rows that see anything
       const auto seen = [&](size_t row) { return row < axis.begin.size() && range(row).first < range(row).second; };
       while (seen(end) && (end == i || range(end).first < range(end - 1).second)) ++end;
-      few_rows = sees && end - i <= kFewRows;
+      few_rows = end - i <= kFewRows;
     }
     const bool now_few = few_rows && i - component < kFewRows;
     if (border || tiles.back().rows == (now_few ? few_tile_rows : tile_rows) || now_few != goes_to_few.back()) {

@@ -10,8 +10,8 @@ KERNEL = "csrc/cuda/hopper_forward.cuh"
 COMMON = "csrc/cuda/hopper_common.cuh"
 MAP = "csrc/cuda/tensor_map.cuh"
 
-TURN = "    ptx::named_sync(1 + group, 256);  // my turn\n"
-PASS = "    ptx::named_arrive(1 + (group + 1 == CONSUMERS ? 0 : group + 1), 256);  // the next one's\n"
+TURN = "      ptx::named_sync(1 + group, 256);  // my turn\n"
+PASS = "      ptx::named_arrive(1 + (group + 1 == CONSUMERS ? 0 : group + 1), 256);  // the next one's\n"
 RELEASE = "    ptx::finish_before_here(l[0] + l[1]);  // the exponentials, which are to run beside P V\n"
 
 
@@ -46,7 +46,7 @@ MUTATIONS = [
         "    wait_keys();\n    ptx::wgmma_fence();",
         "    ptx::wgmma_fence();",
     ),
-    Mutation("keys not waited for", KERNEL, "    wait_keys();\n    ptx::named_sync", "    ptx::named_sync"),
+    Mutation("keys not waited for", KERNEL, "    wait_keys();\n    if constexpr", "    if constexpr"),
     Mutation(
         "values not waited for",
         KERNEL,
@@ -88,8 +88,8 @@ MUTATIONS = [
     Mutation(
         "values freed before they are read",
         KERNEL,
-        "    ptx::wgmma_wait<0>(o);\n    free_values();\n    ++uses;",
-        "    free_values();\n    ptx::wgmma_wait<0>(o);\n    ++uses;",
+        "    wait_output();\n    free_values();\n    ++uses;",
+        "    free_values();\n    wait_output();\n    ++uses;",
     ),
     Mutation("keys never freed", KERNEL, "    ptx::wgmma_wait<1>(s);\n    free_keys();", "    ptx::wgmma_wait<1>(s);"),
     Mutation(
@@ -105,7 +105,7 @@ MUTATIONS = [
     # ---- turns and registers
     without("turn not waited for", TURN),
     without("turn not passed on", PASS),
-    Mutation("turn passed on to oneself", KERNEL, PASS, "    ptx::named_arrive(1 + group, 256);\n"),
+    Mutation("turn passed on to oneself", KERNEL, PASS, "      ptx::named_arrive(1 + group, 256);\n"),
     Mutation("turn passed on before the products", KERNEL, TURN, TURN + PASS),
     Mutation("turn of three groups", KERNEL, TURN, TURN.replace("256", "384")),
     without(
@@ -116,7 +116,7 @@ MUTATIONS = [
         "last turn not taken",
         "  if (consumer.group == 0) ptx::named_sync(1, 256);  // takes the turn that nobody else will\n",
     ),
-    Mutation("more registers than there are", KERNEL, "? 160 : 232", "? 160 : 248"),
+    Mutation("more registers than there are", KERNEL, "kConsumers == 2 ? 232", "kConsumers == 2 ? 248"),
     Mutation(
         "registers given back by three warps",
         KERNEL,
@@ -127,20 +127,20 @@ MUTATIONS = [
     Mutation(
         "no fence before the products",
         KERNEL,
-        "    ptx::turn(group, CONSUMERS, true);\n    ptx::wgmma_fence();\n    multiply_keys();\n    wait_values();\n"
+        "      ptx::turn(group, CONSUMERS, true);\n    }\n    ptx::wgmma_fence();\n    multiply_keys();\n    wait_values();\n"
         "    ptx::wgmma_fence();\n",
-        "    ptx::turn(group, CONSUMERS, true);\n    multiply_keys();\n    wait_values();\n",
+        "      ptx::turn(group, CONSUMERS, true);\n    }\n    multiply_keys();\n    wait_values();\n",
     ),
     without("wait for the scores removed", "    ptx::wgmma_wait<1>(s);\n"),
     Mutation(
         "wait for the sums too lax",
         KERNEL,
-        RELEASE + "    ptx::wgmma_wait<0>(o);",
-        RELEASE + "    ptx::wgmma_wait<1>(o);",
+        RELEASE + "    wait_output();",
+        RELEASE + "    ptx::wgmma_wait<1>(o[0]);",
     ),
     Mutation("weights packed while they are read", KERNEL, RELEASE, RELEASE + "    pack_weights();\n"),
-    Mutation("sums corrected in flight", KERNEL, RELEASE, RELEASE + "    o[0] *= correction[0];\n"),
-    Mutation("sums not corrected", KERNEL, "o[i] *= correction[i / 2 % 2]", "o[i] *= 1.f", NUMBERS),
+    Mutation("sums corrected in flight", KERNEL, RELEASE, RELEASE + "    o[0][0] *= correction[0];\n"),
+    Mutation("sums not corrected", KERNEL, "o[part][i] *= factor[i / 2 % 2]", "o[part][i] *= 1.f", NUMBERS),
     Mutation(
         "panel stride of the values",
         KERNEL,
@@ -148,7 +148,7 @@ MUTATIONS = [
         "Shape::kPanel / 2, 1024, Swizzle",
         NUMBERS,
     ),
-    Mutation("step along the keys", KERNEL, "advance(values, i * 2048)", "advance(values, i * 1024)", NUMBERS),
+    Mutation("step along the keys", KERNEL, "kPanel + i * 2048)", "kPanel + i * 1024)", NUMBERS),
     Mutation("values taken as the other major", KERNEL, "wgmma_rs<T, true>", "wgmma_rs<T, false>", NUMBERS),
     Mutation("panel of the query", KERNEL, "i / 4 * Shape::kQueryPanel", "i / 4 * 64 * 128", NUMBERS),
     Mutation("rows of the other group", KERNEL, "base + group * 64 * 128", "base + (1 - group) * 64 * 128", NUMBERS),

@@ -68,6 +68,7 @@ MUTATIONS = [
         "(static_cast<uint32_t>(row) + 1)}",
         NUMBERS,
     ),
+    Mutation("padding counts as rows", KERNEL, "if (!ranges[k].empty()) bits |= ranges", "bits |= ranges", NUMBERS),
     Mutation(
         "padding stays with few rows", KERNEL, "} else if (in_few && left == 0) {", "} else if (false) {", NUMBERS
     ),
