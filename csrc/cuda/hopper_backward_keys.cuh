@@ -42,8 +42,8 @@ struct HopperBackwardKeyShape : hopper::Ring<STAGES_> {
   static constexpr int kStageBytes = kBufferBytes + kStatsBytes;
   static constexpr int kStats = kRing + STAGES * kBufferBytes;
 
-  // What each warp of the consumers keeps of its item: the bounds of its loops, the ranges of its 16 keys.
-  static constexpr int kNotes = kStats + STAGES * kStatsBytes, kNotesBytes = 32 + 16 * 8;
+  // What each warp of the consumers notes down of its item: numbers (KeyConsumer::Note), ranges of its 16 keys.
+  static constexpr int kNotes = kStats + STAGES * kStatsBytes, kRanges = 48, kNotesBytes = kRanges + 16 * 8;
 
   // mbarriers. Full: has landed, statistics and all; empty: has been read; landed: the rows are there, but those past
   // the tile's are still to be zeroed. Own: the tile's keys and values.
@@ -182,7 +182,7 @@ struct KeyConsumer {
   int uses = 0;  // of the ring, over all items
   float dk[Shape::kMakesKey ? D / 2 : 2], dv[Shape::kMakesValue ? DV / 2 : 2];
   float s[ROWS / 2], dp[Shape::kMakesKey ? ROWS / 2 : 2];
-  float slope[SOFTCAP ? ROWS / 2 : 1];
+  float slope[ROWS / 2];
   uint32_t operands[ROWS / 16][4];  // P^T, then dS^T
 
   PACKATTN_DEVICE void wait_full(int use) {
@@ -205,7 +205,7 @@ struct KeyConsumer {
     Seen seen;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float2 range = ptx::lds64(notes + 32 + (lane / 4 + 8 * r) * 8);
+      const float2 range = ptx::lds64(notes + Shape::kRanges + (lane / 4 + 8 * r) * 8);
       seen.begin[r] = ptx::fint(range.x) - row - lane % 4 * 2;
       seen.end[r] = ptx::fint(range.y) - row - lane % 4 * 2;
     }
@@ -236,7 +236,7 @@ struct KeyConsumer {
           weight = ptx::ex2(s[at] * scale.factor - shift);
           bits ^= ptx::fbits(weight);
         }
-        s[at] = MASK && !seen(at) ? 0.f : weight;
+        (SOFTCAP ? s : slope)[at] = MASK && !seen(at) ? 0.f : weight;
       }
     }
     ptx::finish_before_here(bits);  // beside the product that is waited for next
@@ -253,7 +253,7 @@ struct KeyConsumer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int at = 4 * j + i;
-        const float gradient = (SOFTCAP ? slope[at] : s[at]) * (dp[at] - (i % 2 == 0 ? x.x : x.y));
+        const float gradient = slope[at] * (dp[at] - (i % 2 == 0 ? x.x : x.y));
         dp[at] = MASK && !seen(at) ? 0.f : gradient;
       }
     }
@@ -283,7 +283,7 @@ struct KeyConsumer {
   // Operand of the last product of a block whose weights are in s: dS^T, or P^T where dV is all there is to make.
   template <bool MASK>
   PACKATTN_DEVICE void make_operand(int row) {
-    if constexpr (Shape::kMakesValue) pack_operands<T>(operands, s);
+    if constexpr (Shape::kMakesValue) pack_operands<T>(operands, SOFTCAP ? s : slope);
     if constexpr (Shape::kMakesValue && Shape::kMakesKey) {
       ptx::wgmma_fence();
       multiply_columns<T>(dv, operands, base + Shape::buffer(uses) + Shape::kDout);
@@ -339,34 +339,39 @@ struct KeyConsumer {
     free_stage();
   }
 
-  // Bounds of the loops over a head's blocks, as rows. Notes, because they would hold registers in the loops: blocks
-  // from kBegin on see nothing of this group's keys, from kSome on some of it, of kFirst <= block < kFull this one and
-  // the next all of it, the block at kLast is the last to see any, and there are no blocks from kEnd on.
-  enum Note { kBegin, kSome, kFirst, kFull, kLast, kEnd };
+  // Numbers of the item that would hold registers in the loops. Bounds of the loops over a head's blocks, as rows:
+  // blocks from kBegin on see nothing of this group's keys, from kSome on some of it, of kFirst <= block < kFull this
+  // one and the next all of it, the block at kLast is the last to see any, and there are no blocks from kEnd on. Then
+  // the item, how many there were that had blocks, and how many query heads are left.
+  enum Note { kBegin, kSome, kFirst, kFull, kLast, kEnd, kTile, kTurn, kItems, kHeads };
   PACKATTN_DEVICE int noted(Note note) const {
     return forward::uniform(static_cast<int>(ptx::lds32(notes + note * 4)));
   }
+  PACKATTN_DEVICE void note(Note note, int value) {
+    ptx::warp_sync();  // all have read what was there
+    if (lane == 0) ptx::sts32(notes + note * 4, ptx::ibits(value));
+    ptx::warp_sync();
+  }
+  PACKATTN_DEVICE void note_item(const forward::Item& item) {
+    note(kTile, item.tile);
+    note(kTurn, item.turn);
+  }
 
-  PACKATTN_DEVICE void take_notes(const BackwardTask& task, const Tile& tile) {
+  PACKATTN_DEVICE void note_tile(const BackwardTask& task, const Tile& tile) {
     const int warp = forward::uniform(ptx::thread_index() / 32), group = warp / 4 - 1;
     const GroupRanges ranges = GroupRanges::load<true>(task.query_begin, task.query_end, tile, group * 64, warp, lane);
     const GroupBlocks<ROWS> blocks(ranges, tile);
-    ptx::warp_sync();  // nobody reads those of the item before
-    if (lane == 0) {
-      const auto at = [&](Note note, int block) {
-        ptx::sts32(notes + note * 4, ptx::ibits(tile.begin + block * ROWS));
-      };
-      at(kBegin, 0);
-      at(kSome, blocks.some_first);
-      at(kFirst, blocks.first);
-      at(kFull, blocks.last - 1);
-      at(kLast, blocks.some_last - 1);
-      at(kEnd, Shape::blocks(tile));
-    }
+    note(kBegin, tile.begin);
+    note(kSome, tile.begin + blocks.some_first * ROWS);
+    note(kFirst, tile.begin + blocks.first * ROWS);
+    note(kFull, tile.begin + (blocks.last - 1) * ROWS);
+    note(kLast, tile.begin + (blocks.some_last - 1) * ROWS);
+    note(kEnd, tile.begin + Shape::blocks(tile) * ROWS);
+    note(kHeads, task.heads_q / task.heads_k);
     if (lane % 4 == 0) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        ptx::sts64(notes + 32 + (lane / 4 + 8 * r) * 8,
+        ptx::sts64(notes + Shape::kRanges + (lane / 4 + 8 * r) * 8,
                    float2{ptx::bitsf(ptx::ibits(ranges.begin[r])), ptx::bitsf(ptx::ibits(ranges.end[r]))});
       }
     }
@@ -394,7 +399,7 @@ struct KeyConsumer {
     for (const int end = noted(kEnd); row < end; row += ROWS) skip();
   }
 
-  // The tile is read again, which costs less than its registers in the loop.
+  // Not a register of the loops holds anything of this; the tile is read again.
   PACKATTN_DEVICE void store(const BackwardTask& task, const forward::Item& item) {
     const Tile tile = tile_of(task.key_tiles, item.tile);
     const int quad = lane % 4;
@@ -402,7 +407,7 @@ struct KeyConsumer {
     for (int r = 0; r < 2; ++r) {
       const int in_warp = lane / 4 + 8 * r, in_tile = (ptx::thread_index() / 32 - 4) * 16 + in_warp;
       const int64_t key = static_cast<int64_t>(tile.row) + in_tile;
-      const float2 range = ptx::lds64(notes + 32 + in_warp * 8);
+      const float2 range = ptx::lds64(notes + Shape::kRanges + in_warp * 8);
       const bool mine = in_tile < tile.rows, seen = ptx::fint(range.x) < ptx::fint(range.y);
       const auto at = [&](const TensorView& x) {
         return static_cast<uint16_t*>(x.data) + item.head() * x.head_stride + key * x.row_stride;
@@ -413,6 +418,33 @@ struct KeyConsumer {
       if constexpr (Shape::kMakesValue) {
         store_row<T, DV>(at(task.dvalue), dv, r, 1.f, seen, mine, task.head_dim_v, quad);
       }
+    }
+  }
+
+  PACKATTN_DEVICE void run(const BackwardTask& task) {
+    note(kItems, 0);
+    note_item(first_item(task.heads_k));
+    for (;;) {
+      const int index = noted(kTile);
+      if (index >= forward::uniform(ptx::load_global(task.key_tiles.count))) return;
+      const Tile tile = forward::load_tile(task.key_tiles.tiles + index);
+      note_tile(task, tile);
+      for (float& x : dk) x = 0.f;
+      for (float& x : dv) x = 0.f;
+      if (Shape::blocks(tile) > 0) {
+        const int items = noted(kItems);
+        ptx::mbarrier_wait(base + Shape::kOwnFull, static_cast<uint32_t>(items) % 2);
+        note(kItems, items + 1);
+        for (int heads = noted(kHeads); heads > 0; heads = noted(kHeads) - 1) {
+          note(kHeads, heads);
+          run_head();
+        }
+        if (lane == 0) ptx::mbarrier_arrive(base + Shape::kOwnEmpty);  // all products with K and V are done
+      }
+      forward::Item item{noted(kTile), noted(kTurn)};
+      store(task, item);
+      item.advance(task.heads_k);
+      note_item(item);
     }
   }
 };
@@ -456,23 +488,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     consumer.lane = thread % 32;
   }
   consumer.scale = backward::score_scale<SOFTCAP>(task);
-  uint32_t items = 0;
-  forward::Item item = hopper::first_item(task.heads_k);
-  for (; item.tile < forward::uniform(ptx::load_global(task.key_tiles.count)); item.advance(task.heads_k)) {
-    const Tile tile = forward::load_tile(task.key_tiles.tiles + item.tile);
-    consumer.take_notes(task, tile);
-    for (float& x : consumer.dk) x = 0.f;
-    for (float& x : consumer.dv) x = 0.f;
-    if (Shape::blocks(tile) > 0) {
-      ptx::mbarrier_wait(base + Shape::kOwnFull, items % 2);
-      ++items;
-#pragma unroll 1
-      for (int heads = task.heads_q / task.heads_k; heads > 0; --heads) consumer.run_head();
-      // All products with K and V are done.
-      if (consumer.lane == 0) ptx::mbarrier_arrive(base + Shape::kOwnEmpty);
-    }
-    consumer.store(task, item);
-  }
+  consumer.run(task);
 }
 
 }  // namespace packattn::cuda

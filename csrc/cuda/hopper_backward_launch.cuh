@@ -18,11 +18,11 @@ namespace packattn::cuda {
 template <int D, int DV, int PASS, bool SOFTCAP>
 struct HopperBackwardKeyShapes;
 template <bool SOFTCAP>
-struct HopperBackwardKeyShapes<64, 64, 0, SOFTCAP> : HopperBackwardKeyShape<64, 64, 2, 96, 2, 0> {};
+struct HopperBackwardKeyShapes<64, 64, 0, SOFTCAP> : HopperBackwardKeyShape<64, 64, 2, 112, 4, 0> {};
 template <bool SOFTCAP>
-struct HopperBackwardKeyShapes<128, 128, 0, SOFTCAP> : HopperBackwardKeyShape<128, 128, 2, 64, 2, 0> {};
+struct HopperBackwardKeyShapes<128, 128, 0, SOFTCAP> : HopperBackwardKeyShape<128, 128, 2, 64, 4, 0> {};
 template <bool SOFTCAP>
-struct HopperBackwardKeyShapes<192, 128, 0, SOFTCAP> : HopperBackwardKeyShape<192, 128, 2, 48, 2, 0> {};
+struct HopperBackwardKeyShapes<192, 128, 0, SOFTCAP> : HopperBackwardKeyShape<192, 128, 2, 32, 4, 0> {};
 template <bool SOFTCAP>
 struct HopperBackwardKeyShapes<256, 256, 1, SOFTCAP> : HopperBackwardKeyShape<256, 256, 2, 64, 2, 1> {};
 template <bool SOFTCAP>
