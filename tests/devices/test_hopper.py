@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import emulated_backend
 import pytest
 import torch
 from cases import BFLOAT16, BY_NAME, FLOAT16, Case, id_of
-from helpers import Oracle, inputs
+from helpers import Oracle, assert_same_bits, inputs, of_document
 from on_device import ops_of, run_on
+from test_bits import poison
+from test_bits_on_devices import alone_on
 from test_kernels import on_every_schedule, small
 
 import packattn
@@ -21,6 +26,7 @@ NAMES = (
     "short_documents_128",
     "tile_edges_128",
     "row_block_edges_gqa",
+    "gqa_8_2",
     "gqa_9_3",
     "dim_40",
     "dim_72_80",
@@ -30,10 +36,25 @@ NAMES = (
     "cross_k_longer",
     "cross_k_without_tokens",
     "cross_no_keys",
+    "cross_one_query",
     "cross_window",
     "window_both",
     "sinks",
     "softcap",
+)
+
+
+# Documents of at most 64 rows, for which the forward has a launch of its own, among longer ones.
+FEW = Case("few_rows", (64, 65, 1, 16, 130, 33, -5, 7), heads=(8, 2), dims=(128, 128), sinks=True)
+FEW_ROWS = (
+    FEW,
+    replace(FEW, name="few_rows_bidirectional", causal=False, layout="sliced", softcap=3.0),
+    replace(FEW, name="few_rows_16_heads", q=(1, 4, 5, 64, 65, 17, -70, 3), heads=(16, 1), dims=(64, 64)),
+    replace(FEW, name="few_rows_1_head", q=(1, 4, 64, 65, 17, -70, 3), heads=(3, 3), dims=(64, 64)),
+    replace(FEW, name="few_rows_window", window=(9, 3), causal=False, heads=(6, 3), layout="transposed"),
+    replace(FEW, name="few_rows_many_keys", q=(1, 1, 4, 70, 16), k=(300, 64, 130, 80, 5), heads=(8, 1)),
+    replace(FEW, name="few_rows_192_128", q=(1, 20, 70), k=(200, 20, 75), dims=(192, 128), heads=(4, 1)),
+    replace(FEW, name="few_rows_256", q=(1, 33, 66), k=(100, 33, 70), dims=(256, 200), heads=(4, 2)),
 )
 
 
@@ -57,29 +78,62 @@ def test_against_float64_on_hopper(name: str, dtype: torch.dtype, hopper: str) -
     Oracle(case, x).check(on_every_schedule(hopper, case, x))
 
 
-def forward(head_stride: int | None = None) -> torch.Tensor:
+@pytest.mark.parametrize("dtype", (BFLOAT16, FLOAT16), ids=id_of)
+@pytest.mark.parametrize("case", FEW_ROWS, ids=id_of)
+def test_documents_of_few_rows_on_hopper(case: Case, dtype: torch.dtype, hopper: str) -> None:
+    x = inputs(case, dtype)
+    Oracle(case, x).check(on_every_schedule(hopper, case, x))
+
+
+@pytest.mark.parametrize("case", FEW_ROWS, ids=id_of)
+def test_packed_is_alone_on_hopper(case: Case, hopper: str) -> None:
+    x = inputs(case, BFLOAT16)
+    packed = run_on(hopper, case, x)
+    for n in range(len(case.documents)):
+        assert_same_bits(of_document(case, n, packed), alone_on(hopper, case, n, x), f"document {n} alone and packed")
+
+
+@pytest.mark.parametrize("case", FEW_ROWS[:4], ids=id_of)
+def test_nan_stays_in_its_document_on_hopper(case: Case, hopper: str) -> None:
+    x = inputs(case, BFLOAT16)
+    clean = run_on(hopper, case, x)
+    for n, bad in enumerate(case.documents):
+        y = x
+        for name in "qkv":
+            start, length = (bad.k_start, bad.k_length) if name in "kv" else (bad.q_start, bad.q_length)
+            y = poison(case, y, name, (start, start + length), math.nan)
+        dirty = run_on(hopper, case, y)
+        assert torch.isnan(of_document(case, n, dirty)["out"]).all()
+        for m in range(len(case.documents)):
+            if m != n:
+                parts = of_document(case, m, dirty), of_document(case, m, clean)
+                assert_same_bits(*parts, f"document {m} with NaN in document {n}")
+
+
+def forward(rows: int, head_stride: int | None = None) -> torch.Tensor:
     """Of one document, with values of the given head stride."""
-    tensors = [torch.randn(40, 2, 64, generator=torch.Generator().manual_seed(i)).to(BFLOAT16) for i in range(3)]
+    tensors = [torch.randn(rows, 2, 64, generator=torch.Generator().manual_seed(i)).to(BFLOAT16) for i in range(3)]
     if head_stride is not None:
-        tensors[2] = tensors[2].as_strided((40, 2, 64), (128, head_stride, 1))
+        tensors[2] = tensors[2].as_strided((rows, 2, 64), (128, head_stride, 1))
     with ops_of("emulated"):
-        out = packattn.attention(*tensors, packattn.Packing.from_lengths([40]), causal=True)
+        out = packattn.attention(*tensors, packattn.Packing.from_lengths([rows]), causal=True)
     return out if isinstance(out, torch.Tensor) else out[0]
 
 
 def test_which_kernel_runs(emulator: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen by its grid: one block on each of the three multiprocessors, where sm80 has two; the tile table is one more.
-    Expanded tensors have no tensor map."""
+    """Seen by its grids, on three multiprocessors: sm80 has two blocks on each, sm90 one for the large tiles, which 64
+    rows have none of, and three for those of few rows; the tile table is one more. Expanded tensors have no tensor
+    map."""
     monkeypatch.setenv("PACKATTN_EMULATED_CAPABILITY", "90")
     blocks = {}
     for kernel in ("sm80", "sm90"):
         monkeypatch.setenv("PACKATTN_CUDA_KERNEL", kernel)
-        for stride in (None, 0):
+        for rows, stride in ((64, None), (65, None), (65, 0)):
             emulated_backend.take_blocks()
-            forward(stride)
-            blocks[kernel, stride] = emulated_backend.take_blocks()
-    assert blocks["sm80", None] - blocks["sm90", None] == 3
-    assert blocks["sm90", 0] == blocks["sm80", 0]
+            forward(rows, stride)
+            blocks[kernel, rows, stride] = emulated_backend.take_blocks()
+    difference = {call: blocks[("sm90", *call)] - blocks[("sm80", *call)] for call in ((64, None), (65, None), (65, 0))}
+    assert difference == {(64, None): 3 * (3 - 2), (65, None): 3 * (3 + 1 - 2), (65, 0): 0}
 
 
 def test_other_gpus_have_none(emulator: None, monkeypatch: pytest.MonkeyPatch) -> None:
