@@ -40,6 +40,7 @@ PASSES = {
     "hopper_backward_keys": "backward, dK dV",
     "hopper_backward_query": "backward, dQ",
 }
+DIRECTIONS = ["forward", "forward, few rows", "backward"]
 MOST_ISSUED = {("forward", 64, 64): 460, ("forward", 128, 128): 530}
 LEAST_USEFUL = {("forward", 128, 128): 0.85, ("backward", 128, 128): 0.70}
 
@@ -59,7 +60,7 @@ def computed_columns(base: str, s: dict[str, int]) -> int:
 
 
 def useful_columns(direction: str, d: int, dv: int) -> int:
-    return d + dv if direction == "forward" else 3 * d + 2 * dv
+    return 3 * d + 2 * dv if direction == "backward" else d + dv
 
 
 def stage_bytes(s: dict[str, int]) -> int:
@@ -96,12 +97,15 @@ def rows_of(library: Path, arch: str | None = ARCH) -> list[dict[str, Any]]:
             round_, blocks = main_loop(sass.Program(cubin.machine_code(library, kernel.arch, kernel.mangled)), flops)
         except cubin.MissingTool as error:
             raise cubin.MissingTool(f"{kernel.name}: {error}") from None
+        direction = PASSES[kernel.base].split(",")[0] + (", few rows" if s.get("kStacked") else "")
+        part = PASSES[kernel.base].partition(", ")[2] + {0: "", 1: ": dV", 2: ": dK"}[s.get("kPass", 0)]
         exposed = hopper_model.waits(round_.path)
         used = hopper_model.products(round_.path)
         clocks = hopper_model.clocks(round_.path, s["kConsumers"], stage_bytes(s), blocks)
         rows.append(
             {
-                "pass": PASSES[kernel.base] + {0: "", 1: ": dV", 2: ": dK"}[s.get("kPass", 0)],
+                "direction": direction,
+                "part": part,
                 "head_dim": s["D"],
                 "head_dim_v": s["DV"],
                 "dtype": next(d for name, d in DTYPES.items() if re.search(rf"\b{name}\b", kernel.name)),
@@ -121,19 +125,22 @@ def rows_of(library: Path, arch: str | None = ARCH) -> list[dict[str, Any]]:
                 "opcodes": dict(round_.opcodes.most_common()),
             }
         )
-    order = list(PASSES.values())
-    return sorted(rows, key=lambda r: (order.index(r["pass"].split(":")[0]), r["dtype"], r["head_dim"], r["pass"]))
+    return sorted(rows, key=order)
+
+
+def order(row: dict[str, Any]) -> tuple[int, int, str, int, str]:
+    parts = ["", "dK dV", "dQ"]
+    part = parts.index(row["part"].split(":")[0])
+    return DIRECTIONS.index(row["direction"]), part, row["dtype"], row["head_dim"], row["part"]
 
 
 def totals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The kernels of a direction one after the other over the same pairs; one row for each head dims and dtype."""
     found = []
-    keys = dict.fromkeys((r["pass"].split(",")[0], r["head_dim"], r["head_dim_v"], r["dtype"]) for r in rows)
+    keys = dict.fromkeys((r["direction"], r["head_dim"], r["head_dim_v"], r["dtype"]) for r in rows)
     for direction, d, dv, dtype in keys:
         group = [
-            r
-            for r in rows
-            if (r["pass"].split(",")[0], r["head_dim"], r["head_dim_v"], r["dtype"]) == (direction, d, dv, dtype)
+            r for r in rows if (r["direction"], r["head_dim"], r["head_dim_v"], r["dtype"]) == (direction, d, dv, dtype)
         ]
         taken = sum(max(r["clocks"].values()) * r["consumers"] / r["pairs"] for r in group)
         tensor = sum(r["clocks"]["tensor"] * r["consumers"] / r["pairs"] for r in group)
@@ -145,7 +152,7 @@ def totals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "head_dim_v": dv,
                 "dtype": dtype,
                 # One of two kernels would look like the whole backward, and a fast one.
-                "complete": direction == "forward" or {"dK dV", "dQ"} <= {part_of(r) for r in group},
+                "complete": direction != "backward" or {"dK dV", "dQ"} <= {r["part"].split(":")[0] for r in group},
                 "computed": tensor / needed,
                 "busy": tensor / taken,
                 "useful": needed / taken,
@@ -156,15 +163,11 @@ def totals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def part_of(row: dict[str, Any]) -> str:
-    return str(row["pass"]).split(", ")[-1].split(":")[0]
-
-
 def faults(rows: list[dict[str, Any]]) -> list[str]:
     found = []
     for r in rows:
-        name = f"{r['pass']}, {heads(r)}, {r['dtype']}"
-        most = MOST_ISSUED.get((r["pass"], r["head_dim"], r["head_dim_v"]))
+        name = f"{title(r)}, {heads(r)}, {r['dtype']}"
+        most = MOST_ISSUED.get((r["direction"], r["head_dim"], r["head_dim_v"]))
         if most is not None and r["issued"] > most:
             found.append(f"{name}: {r['issued']:.0f} instructions a block, at most {most} were wanted")
         if r["exposed_exponentials"]:
@@ -184,6 +187,10 @@ def faults(rows: list[dict[str, Any]]) -> list[str]:
     return found
 
 
+def title(row: dict[str, Any]) -> str:
+    return f"{row['direction']}, {row['part']}" if row["part"] else str(row["direction"])
+
+
 def heads(row: dict[str, Any]) -> str:
     return str(row["head_dim"]) if row["head_dim"] == row["head_dim_v"] else f"{row['head_dim']}/{row['head_dim_v']}"
 
@@ -195,7 +202,7 @@ def loops_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
         used = ", ".join(f"{n} {name}" for name, n in r["products"].items())
         clocks = [f"{r['clocks'][name]:.0f}" for name in hopper_model.RESOURCES]
         tile = f"{r['rows']} x {r['keys']}"
-        cells.append([r["pass"], heads(r), tile, used, *clocks, f"{r['exposed']:.0f}", r["bound"], f"{r['busy']:.0%}"])
+        cells.append([title(r), heads(r), tile, used, *clocks, f"{r['exposed']:.0f}", r["bound"], f"{r['busy']:.0%}"])
     return header, cells
 
 
@@ -247,9 +254,10 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the tables of docs/cuda.md")
     options = parser.parse_args()
     try:
-        rows = []
+        rows: list[dict[str, Any]] = []
         for library in options.library or [cubin.packattn_library()]:
             rows += rows_of(library, None if library.suffix == ".cubin" else ARCH)
+        rows.sort(key=order)
         if not rows:
             raise cubin.MissingTool(f"there are no Hopper kernels for {ARCH} in it")
     except cubin.MissingTool as error:

@@ -22,7 +22,7 @@ from cubin import ROOT, Kernel, MissingTool
 CONSTANTS = (
     "kThreads", "kBlocks", "kSharedBytes", "D", "DV", "MT", "kKeys", "kRows", "ROWS", "KEYS", "SLICE", "SPLIT", "SLOTS",
     "STAGES", "kPart", "kColumns", "kColumnsV", "kTensorCore", "kConsumers", "kCopierRegisters", "kConsumerRegisters",
-    "kKeyBytes", "kValueBytes", "kStageBytes", "kPass",
+    "kKeyBytes", "kValueBytes", "kStageBytes", "kPass", "kStacked",
 )  # fmt: skip
 
 # Where the shapes stand, by a part of their names.

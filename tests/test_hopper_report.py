@@ -92,7 +92,8 @@ def test_the_loop_is_the_one_without_masks_and_with_all_products() -> None:
 def row(**changes: Any) -> dict[str, Any]:
     clocks = dict.fromkeys(hopper_model.RESOURCES, 100.0) | {"tensor": 1024.0}
     return {
-        "pass": "forward", "head_dim": 128, "head_dim_v": 128, "dtype": "bfloat16", "issued": 486.0, "consumers": 2,
+        "direction": "forward", "part": "", "head_dim": 128, "head_dim_v": 128, "dtype": "bfloat16",
+        "issued": 486.0, "consumers": 2,
         "pairs": 128 * 128, "products": {"m64n128k16": 16}, "groups": 2.0, "exponentials": 66.0,
         "exposed_exponentials": 0.0, "exposed": 0.0, "clocks": clocks, "bound": "tensor",
     } | changes  # fmt: skip
@@ -101,10 +102,8 @@ def row(**changes: Any) -> dict[str, Any]:
 def backward(clocks: float) -> list[dict[str, Any]]:
     """Both kernels at head dim 128, 64 rows or keys a warpgroup by 64: 1024 and 768 clocks of the tensor cores."""
     shared = dict.fromkeys(hopper_model.RESOURCES, 0.0)
-    keys = row(
-        **{"pass": "backward, dK dV", "pairs": 128 * 64, "clocks": shared | {"tensor": 1024.0, "shared": clocks}}
-    )
-    query = row(**{"pass": "backward, dQ", "pairs": 128 * 64, "clocks": shared | {"tensor": 768.0}})
+    keys = row(direction="backward", part="dK dV", pairs=8192, clocks=shared | {"tensor": 1024.0, "shared": clocks})
+    query = row(direction="backward", part="dQ", pairs=8192, clocks=shared | {"tensor": 768.0})
     return [keys, query]
 
 
@@ -112,6 +111,7 @@ def test_faults() -> None:
     assert hopper_report.faults([row()]) == []
     assert "531 instructions a block, at most 530" in hopper_report.faults([row(issued=531.0)])[0]
     assert hopper_report.faults([row(issued=700.0, head_dim=256, head_dim_v=256)]) == []
+    assert hopper_report.faults([row(issued=700.0, direction="forward, few rows")]) == []
     assert "2 of 66 exponentials" in hopper_report.faults([row(exposed_exponentials=2.0)])[0]
     assert "group of its own" in hopper_report.faults([row(groups=16.0)])[0]
     slow = row(clocks=row()["clocks"] | {"L2": 1300.0}, bound="L2")
