@@ -65,11 +65,11 @@ size_t forward_workspace_bytes(const AttentionForwardParams& params, const Devic
 }
 
 size_t backward_workspace_bytes(const AttentionBackwardParams& params, const Device& device) {
-  const Choice choice = select(call_of(params, device.capability));
+  const Choice choice = select(backward_call(params, device.capability));
   if (choice.family == Family::plain) return plain_backward_workspace_bytes(params);
   BackwardTask task{params, {}, {}, nullptr, nullptr, nullptr};
   Workspace workspace(nullptr);
-  plan_backward(task, backward_kernel(params.dtype, choice.instantiation), workspace);
+  plan_backward(task, backward_kernel(params.dtype, choice), workspace);
   return workspace.bytes();
 }
 
@@ -95,13 +95,13 @@ void attention_forward(const AttentionForwardParams& params, void* memory, const
 }
 
 void attention_backward(const AttentionBackwardParams& params, void* memory, const Stream& stream) {
-  const Choice choice = select(call_of(params, stream.device.capability));
+  const Choice choice = select(backward_call(params, stream.device.capability));
   if (choice.family == Family::plain) {
     plain_backward(params, memory, stream);
     return;
   }
   check_sizes(params);
-  const BackwardKernel kernel = backward_kernel(params.dtype, choice.instantiation);
+  const BackwardKernel kernel = backward_kernel(params.dtype, choice);
   BackwardTask task{params, {}, {}, nullptr, nullptr, nullptr};
   Workspace workspace(memory);
   const BackwardParts parts = plan_backward(task, kernel, workspace);

@@ -2,19 +2,19 @@
 // instantiations/hopper_backward_*.cu.
 #pragma once
 #include "attention_backward_launch.cuh"
-#if __has_include("hopper_backward_keys.cuh")
 #include "hopper_backward_keys.cuh"
-#define PACKATTN_HOPPER_BACKWARD_KEYS
-#endif
-#if __has_include("hopper_backward_query.cuh")
 #include "hopper_backward_query.cuh"
-#define PACKATTN_HOPPER_BACKWARD_QUERY
-#endif
 #include "launch.cuh"
 #include "tensor_map.cuh"
 
 namespace packattn::cuda {
 
+//              keys  rows  stages   shared   dK + dV + S^T + dP^T + operand registers, of 232
+//   64,  64     128   112     4      149 KB    32 +  32 + 56 + 56 + 28 = 204
+//   128, 128    128    64     4      195 KB    64 +  64 + 32 + 32 + 16 = 208
+//   192, 128    128    32     4      162 KB    96 +  64 + 16 + 16 +  8 = 200
+//   256, 256    128    64     2      194 KB         128 + 32      + 16 = 176    dV
+//               128    48     2      226 KB   128       + 24 + 24 + 12 = 188    dK
 template <int D, int DV, int PASS, bool SOFTCAP>
 struct HopperBackwardKeyShapes;
 template <bool SOFTCAP>
@@ -30,20 +30,8 @@ struct HopperBackwardKeyShapes<256, 256, 2, SOFTCAP> : HopperBackwardKeyShape<25
 
 template <class T, int D, int DV>
 struct HopperBackwardLaunch {
-  static int query_rows([[maybe_unused]] const Device& device) {
-#ifdef PACKATTN_HOPPER_BACKWARD_QUERY
-    return HopperBackwardQueryShapes<T, D, DV, false>::kRows;
-#else
-    return BackwardLaunch<T, D, DV>::query_rows(device);
-#endif
-  }
-  static int key_rows([[maybe_unused]] const Device& device) {
-#ifdef PACKATTN_HOPPER_BACKWARD_KEYS
-    return HopperBackwardKeyShapes<D, DV, kFirstPass, false>::kKeys;
-#else
-    return BackwardLaunch<T, D, DV>::key_rows(device);
-#endif
-  }
+  static int query_rows(const Device&) { return HopperBackwardQueryShapes<T, D, DV, false>::kRows; }
+  static int key_rows(const Device&) { return HopperBackwardKeyShapes<D, DV, kFirstPass, false>::kKeys; }
 
   static void run(const BackwardTask& task, const Stream& stream) {
     run_statistics<T>(task, stream);
@@ -57,35 +45,24 @@ struct HopperBackwardLaunch {
 
   template <bool SOFTCAP>
   static void run_shapes(const BackwardTask& task, const Stream& stream) {
-#ifdef PACKATTN_HOPPER_BACKWARD_KEYS
     run_keys<HopperBackwardKeyShapes<D, DV, kFirstPass, SOFTCAP>, SOFTCAP>(task, stream);
     if constexpr (kFirstPass == 1) run_keys<HopperBackwardKeyShapes<D, DV, 2, SOFTCAP>, SOFTCAP>(task, stream);
-#else
-    BackwardLaunch<T, D, DV>::template run_keys<typename BackwardShapes<T, D, DV>::Keys>(task, stream);
-#endif
-#ifdef PACKATTN_HOPPER_BACKWARD_QUERY
     using Shape = HopperBackwardQueryShapes<T, D, DV, SOFTCAP>;
-    run_kernel<Shape>(&hopper_backward_query<T, Shape, SOFTCAP>, task, stream, Shape::kRows, Shape::kKeys);
-#else
-    BackwardLaunch<T, D, DV>::template run_query<typename BackwardShapes<T, D, DV>::Query>(task, stream);
-#endif
+    run_kernel<Shape>(&hopper_backward_query<T, Shape, SOFTCAP>, task, stream);
   }
 
   template <class Shape, bool SOFTCAP>
   static void run_keys(const BackwardTask& task, const Stream& stream) {
-#ifdef PACKATTN_HOPPER_BACKWARD_KEYS
-    run_kernel<Shape>(&hopper_backward_keys<T, Shape, SOFTCAP>, task, stream, Shape::kRows, Shape::kKeys);
-#endif
+    run_kernel<Shape>(&hopper_backward_keys<T, Shape, SOFTCAP>, task, stream);
   }
 
-  // rows, keys: of a bulk copy of query and dout, of key and value.
   template <class Shape, class Kernel>
-  static void run_kernel(Kernel kernel, const BackwardTask& task, const Stream& stream, int rows, int keys) {
+  static void run_kernel(Kernel kernel, const BackwardTask& task, const Stream& stream) {
     launch(stream, kernel, stream.device.multiprocessors, Shape::kThreads, Shape::kSharedBytes,
-           tensor_map("query", task.query, task.total_q, task.heads_q, task.head_dim, rows),
-           tensor_map("dout", task.dout, task.total_q, task.heads_q, task.head_dim_v, rows),
-           tensor_map("key", task.key, task.total_k, task.heads_k, task.head_dim, keys),
-           tensor_map("value", task.value, task.total_k, task.heads_k, task.head_dim_v, keys), task);
+           tensor_map("query", task.query, task.total_q, task.heads_q, task.head_dim, Shape::kRows),
+           tensor_map("dout", task.dout, task.total_q, task.heads_q, task.head_dim_v, Shape::kRows),
+           tensor_map("key", task.key, task.total_k, task.heads_k, task.head_dim, Shape::kKeys),
+           tensor_map("value", task.value, task.total_k, task.heads_k, task.head_dim_v, Shape::kKeys), task);
   }
 };
 

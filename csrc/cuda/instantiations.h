@@ -56,7 +56,7 @@ inline const Instantiation& instantiation(DType dtype, const HeadDims& dims) {
   throw std::logic_error("no tensor-core kernel was compiled for what select() chose");
 }
 
-// The forward for sm_90a, in files of their own: they are compiled for that architecture alone, if it is built for
+// Those for sm_90a, in files of their own: they are compiled for that architecture alone, if it is built for
 // (PACKATTN_CUDA_SM90A), and always in the emulated library.
 ForwardKernel hopper_forward_bfloat16_64_64();
 ForwardKernel hopper_forward_bfloat16_128_128();
@@ -67,32 +67,33 @@ ForwardKernel hopper_forward_float16_128_128();
 ForwardKernel hopper_forward_float16_192_128();
 ForwardKernel hopper_forward_float16_256_256();
 
-struct HopperInstantiation {
-  DType dtype;
-  HeadDims dims;
-  ForwardKernel (*forward)();
-};
+BackwardKernel hopper_backward_bfloat16_64_64();
+BackwardKernel hopper_backward_bfloat16_128_128();
+BackwardKernel hopper_backward_bfloat16_192_128();
+BackwardKernel hopper_backward_bfloat16_256_256();
+BackwardKernel hopper_backward_float16_64_64();
+BackwardKernel hopper_backward_float16_128_128();
+BackwardKernel hopper_backward_float16_192_128();
+BackwardKernel hopper_backward_float16_256_256();
 
 #if defined(PACKATTN_CUDA_SM90A) || !defined(__CUDACC__)
-constexpr HopperInstantiation kHopperInstantiations[] = {
-    {DType::bfloat16, {64, 64}, &hopper_forward_bfloat16_64_64},
-    {DType::bfloat16, {128, 128}, &hopper_forward_bfloat16_128_128},
-    {DType::bfloat16, {192, 128}, &hopper_forward_bfloat16_192_128},
-    {DType::bfloat16, {256, 256}, &hopper_forward_bfloat16_256_256},
-    {DType::float16, {64, 64}, &hopper_forward_float16_64_64},
-    {DType::float16, {128, 128}, &hopper_forward_float16_128_128},
-    {DType::float16, {192, 128}, &hopper_forward_float16_192_128},
-    {DType::float16, {256, 256}, &hopper_forward_float16_256_256},
+constexpr Instantiation kHopperInstantiations[] = {
+    {DType::bfloat16, {64, 64}, &hopper_forward_bfloat16_64_64, &hopper_backward_bfloat16_64_64},
+    {DType::bfloat16, {128, 128}, &hopper_forward_bfloat16_128_128, &hopper_backward_bfloat16_128_128},
+    {DType::bfloat16, {192, 128}, &hopper_forward_bfloat16_192_128, &hopper_backward_bfloat16_192_128},
+    {DType::bfloat16, {256, 256}, &hopper_forward_bfloat16_256_256, &hopper_backward_bfloat16_256_256},
+    {DType::float16, {64, 64}, &hopper_forward_float16_64_64, &hopper_backward_float16_64_64},
+    {DType::float16, {128, 128}, &hopper_forward_float16_128_128, &hopper_backward_float16_128_128},
+    {DType::float16, {192, 128}, &hopper_forward_float16_192_128, &hopper_backward_float16_192_128},
+    {DType::float16, {256, 256}, &hopper_forward_float16_256_256, &hopper_backward_float16_256_256},
 };
 #endif
 
 // Throws std::runtime_error where this build has none.
-inline ForwardKernel hopper_forward_kernel_of(DType dtype, const HeadDims& dims) {
+inline const Instantiation& hopper_instantiation(DType dtype, const HeadDims& dims) {
 #if defined(PACKATTN_CUDA_SM90A) || !defined(__CUDACC__)
-  for (const HopperInstantiation& one : kHopperInstantiations) {
-    if (one.dtype == dtype && one.dims.head_dim == dims.head_dim && one.dims.head_dim_v == dims.head_dim_v) {
-      return one.forward();
-    }
+  for (const Instantiation& one : kHopperInstantiations) {
+    if (one.dtype == dtype && one.dims.head_dim == dims.head_dim && one.dims.head_dim_v == dims.head_dim_v) return one;
   }
 #else
   static_cast<void>(dtype), static_cast<void>(dims);
@@ -101,12 +102,15 @@ inline ForwardKernel hopper_forward_kernel_of(DType dtype, const HeadDims& dims)
       "PACKATTN_CUDA_KERNEL=sm90, but this packattn was built without 9.0a in TORCH_CUDA_ARCH_LIST");
 }
 
-inline ForwardKernel forward_kernel(DType dtype, const Choice& choice) {
-  if (choice.family == Family::sm90) return hopper_forward_kernel_of(dtype, choice.instantiation);
-  return instantiation(dtype, choice.instantiation).forward();
+inline const Instantiation& instantiation(DType dtype, const Choice& choice) {
+  return choice.family == Family::sm90 ? hopper_instantiation(dtype, choice.instantiation)
+                                       : instantiation(dtype, choice.instantiation);
 }
-inline BackwardKernel backward_kernel(DType dtype, const HeadDims& dims) {
-  return instantiation(dtype, dims).backward();
+inline ForwardKernel forward_kernel(DType dtype, const Choice& choice) {
+  return instantiation(dtype, choice).forward();
+}
+inline BackwardKernel backward_kernel(DType dtype, const Choice& choice) {
+  return instantiation(dtype, choice).backward();
 }
 
 }  // namespace packattn::cuda

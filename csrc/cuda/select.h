@@ -15,7 +15,7 @@
 namespace packattn::cuda {
 
 // plain: attention_plain.cuh, any GPU. sm80: tensor cores of compute capability 8.0 and later. sm90: wgmma and bulk
-// copies of compute capability 9.0, the forward alone, and only on request until a GPU has measured it.
+// copies of compute capability 9.0, only on request until a GPU has measured it.
 enum class Family { plain, sm80, sm90 };
 
 inline const char* family_name(Family family) {
@@ -40,12 +40,8 @@ struct Call {
   int64_t head_dim_v = 0;
   float scale = 1.f;
   int capability = 80;  // compute capability of the device, 80 for 8.0
-  bool mapped = false;  // a forward, whose query, key and value bulk copies can take (can_be_mapped)
+  bool mapped = false;  // whether bulk copies can take query, key and value, and in the backward dout (can_be_mapped)
 };
-
-inline Call call_of(const AttentionForwardParams& params, int capability) {
-  return {params.dtype, params.head_dim, params.head_dim_v, params.scale, capability, false};
-}
 
 // Whether a tensor map can describe a [rows, heads, dim] tensor of 16-bit numbers that is_aligned: sizes below 2^32,
 // and strides below 2^40 bytes. Strides of 0 (expanded tensors) are not documented to work. Source: CUDA Driver API,
@@ -58,10 +54,14 @@ inline bool can_be_mapped(const TensorView& view, int64_t rows, int64_t heads) {
 }
 
 inline Call forward_call(const AttentionForwardParams& params, int capability) {
-  Call call = call_of(params, capability);
-  call.mapped = can_be_mapped(params.query, params.total_q, params.heads_q) &&
-                can_be_mapped(params.key, params.total_k, params.heads_k) &&
-                can_be_mapped(params.value, params.total_k, params.heads_k);
+  const bool mapped = can_be_mapped(params.query, params.total_q, params.heads_q) &&
+                      can_be_mapped(params.key, params.total_k, params.heads_k) &&
+                      can_be_mapped(params.value, params.total_k, params.heads_k);
+  return {params.dtype, params.head_dim, params.head_dim_v, params.scale, capability, mapped};
+}
+inline Call backward_call(const AttentionBackwardParams& params, int capability) {
+  Call call = forward_call(params, capability);
+  call.mapped = call.mapped && can_be_mapped(params.dout, params.total_q, params.heads_q);
   return call;
 }
 
@@ -139,7 +139,7 @@ inline std::optional<Family> forced_family() {
 }
 
 // The kernel for a call that cuda_refusals lets pass. Throws std::invalid_argument if the environment forces a family
-// that does not serve it. sm90 has no backward and takes no expanded tensors: sm80 serves these beside it.
+// that does not serve it. sm90 takes no expanded tensors: sm80 serves these beside it.
 inline Choice select(const Call& call) {
   const std::optional<Family> forced = forced_family();
   if (forced == Family::plain) return {};
