@@ -22,23 +22,24 @@
 
 namespace packattn::cuda {
 
-// D, DV: columns of query/key and value/dout in shared memory. BM rows of a tile, BN keys of a block.
-template <int D_, int DV_, int BM, int BN, int STAGES_>
+// D, DV: columns of query/key and value/dout in shared memory. BM rows of a tile, BN keys of a block. STAGES: buffers
+// of keys and values; ROW_STAGES: of query and dout.
+template <int D_, int DV_, int BM, int BN, int STAGES_, int ROW_STAGES_>
 struct HopperBackwardQueryShape {
-  static constexpr int D = D_, DV = DV_, kRows = BM, kKeys = BN, STAGES = STAGES_;
+  static constexpr int D = D_, DV = DV_, kRows = BM, kKeys = BN, STAGES = STAGES_, ROW_STAGES = ROW_STAGES_;
   static constexpr int kConsumers = BM / 64, kThreads = 128 * (kConsumers + 1);
   static constexpr int kCopierRegisters = kConsumers == 3 ? 32 : 40, kConsumerRegisters = kConsumers == 3 ? 160 : 232;
   static constexpr bool kSumFirst = STAGES == 2;
 
   static constexpr int kRowPanel = BM * 128, kKeyPanel = BN * 128;
-  static constexpr int kQuery = 0, kDout = D / 64 * kRowPanel;
-  static constexpr int kRing = kDout + DV / 64 * kRowPanel;
+  static constexpr int kQueryBytes = D / 64 * kRowPanel, kRowBytes = kQueryBytes + DV / 64 * kRowPanel;
+  static constexpr int kRing = ROW_STAGES * kRowBytes;
   static constexpr int kKeyBytes = D / 64 * kKeyPanel, kStageBytes = kKeyBytes + DV / 64 * kKeyPanel;
 
   // mbarriers. Full: has landed; empty: has been read; landed: the keys are there, but those past the tile's are still
   // to be zeroed.
-  static constexpr int kRowsFull = kRing + STAGES * kStageBytes, kRowsEmpty = kRowsFull + 8;
-  static constexpr int kFull = kRowsEmpty + 8, kEmpty = kFull + 8 * STAGES, kLanded = kEmpty + 8 * STAGES;
+  static constexpr int kRowsFull = kRing + STAGES * kStageBytes, kRowsEmpty = kRowsFull + 8 * ROW_STAGES;
+  static constexpr int kFull = kRowsEmpty + 8 * ROW_STAGES, kEmpty = kFull + 8 * STAGES, kLanded = kEmpty + 8 * STAGES;
   static constexpr int kSharedBytes = kLanded + 8 * STAGES;
 
   static_assert(D % 64 == 0 && DV % 64 == 0 && BM % 64 == 0 && BN % 16 == 0 && BN <= 256);
@@ -51,21 +52,21 @@ struct HopperBackwardQueryShape {
   }
 };
 
-//              rows  keys  stages   shared   dQ + S + dP + dS registers, of
-//   64,  64     128   128     3      128 KB    32 + 64 + 64 + 32 = 192    232
-//   128, 128    128    96     3      208 KB    64 + 48 + 48 + 24 = 184    232
-//   192, 128    128    80     2      180 KB    96 + 40 + 40 + 20 = 196    232
-//   256, 256    128    48     2      224 KB   128 + 24 + 24 + 12 = 188    232
+//              rows, stages  keys, stages   shared   dQ + S + dP + dS registers, of
+//   64,  64      128    2      128    3     160 KB    32 + 64 + 64 + 32 = 192    232
+//   128, 128     128    1       96    3     208 KB    64 + 48 + 48 + 24 = 184    232
+//   192, 128     128    1       80    2     180 KB    96 + 40 + 40 + 20 = 196    232
+//   256, 256     128    1       48    2     224 KB   128 + 24 + 24 + 12 = 188    232
 template <class T, int D, int DV, bool SOFTCAP>
 struct HopperBackwardQueryShapes;
 template <class T, bool SOFTCAP>
-struct HopperBackwardQueryShapes<T, 64, 64, SOFTCAP> : HopperBackwardQueryShape<64, 64, 128, 128, 3> {};
+struct HopperBackwardQueryShapes<T, 64, 64, SOFTCAP> : HopperBackwardQueryShape<64, 64, 128, 128, 3, 2> {};
 template <class T, bool SOFTCAP>
-struct HopperBackwardQueryShapes<T, 128, 128, SOFTCAP> : HopperBackwardQueryShape<128, 128, 128, 96, 3> {};
+struct HopperBackwardQueryShapes<T, 128, 128, SOFTCAP> : HopperBackwardQueryShape<128, 128, 128, 96, 3, 1> {};
 template <class T, bool SOFTCAP>
-struct HopperBackwardQueryShapes<T, 192, 128, SOFTCAP> : HopperBackwardQueryShape<192, 128, 128, 80, 2> {};
+struct HopperBackwardQueryShapes<T, 192, 128, SOFTCAP> : HopperBackwardQueryShape<192, 128, 128, 80, 2, 1> {};
 template <class T, bool SOFTCAP>
-struct HopperBackwardQueryShapes<T, 256, 256, SOFTCAP> : HopperBackwardQueryShape<256, 256, 128, 48, 2> {};
+struct HopperBackwardQueryShapes<T, 256, 256, SOFTCAP> : HopperBackwardQueryShape<256, 256, 128, 48, 2, 1> {};
 
 namespace hopper::backward_query {
 
@@ -76,7 +77,7 @@ PACKATTN_DEVICE void copy_items(const BackwardTask& task, const TmaMap* query, c
   constexpr int BN = Shape::kKeys;
   const uint32_t base = ptx::smem_base();
   const int count = ptx::load_global(task.query_tiles.count);
-  uint32_t items = 0;
+  RingPosition<Shape::ROW_STAGES> rows;
   RingPosition<Shape::STAGES> at;
   for (forward::Item item = first_item(task.heads_q); item.tile < count; item.advance(task.heads_q)) {
     const Tile tile = tile_of(task.query_tiles, item.tile);
@@ -90,10 +91,12 @@ PACKATTN_DEVICE void copy_items(const BackwardTask& task, const TmaMap* query, c
       copy_panels<Shape::DV, BN>(to + Shape::kKeyBytes, value, barriers + Shape::kFull, head_k, tile.begin + n * BN);
       at.advance();
       if (n > 0) continue;
-      ptx::mbarrier_wait(base + Shape::kRowsEmpty, items % 2 ^ 1);
-      ++items;
-      copy_panels<Shape::D, Shape::kRows>(base + Shape::kQuery, query, base + Shape::kRowsFull, head, tile.row);
-      copy_panels<Shape::DV, Shape::kRows>(base + Shape::kDout, dout, base + Shape::kRowsFull, head, tile.row);
+      const uint32_t rows_to = base + rows.stage * Shape::kRowBytes;
+      const uint32_t full = base + Shape::kRowsFull + rows.stage * 8;
+      ptx::mbarrier_wait(base + Shape::kRowsEmpty + rows.stage * 8, rows.parity ^ 1);
+      copy_panels<Shape::D, Shape::kRows>(rows_to, query, full, head, tile.row);
+      copy_panels<Shape::DV, Shape::kRows>(rows_to + Shape::kQueryBytes, dout, full, head, tile.row);
+      rows.advance();
     }
   }
 }
@@ -131,46 +134,35 @@ struct Consumer {
   uint32_t base;
   int group, lane;
   cuda::backward::ScoreScale scale;
-  RingPosition<Shape::STAGES> at;  // of this block, over all items
-  uint32_t before = 0;             // stage of the block whose dS is in `gradients`
-  int begin[2], end[2];            // the rows' ranges, less this lane's first column
-  float2 stats[2];                 // lse * log2 e, delta
+  RingPosition<Shape::ROW_STAGES> rows;  // of this item
+  RingPosition<Shape::STAGES> at;        // of this block, over all items
+  uint32_t before = 0;                   // stage of the block whose dS is in `gradients`
+  int begin[2], end[2];                  // the rows' ranges, less this lane's first column
+  float2 stats[2];                       // lse * log2 e, delta
   float dq[D / 2], s[BN / 2], dp[BN / 2];
   uint32_t gradients[BN / 16][4];
 
+  PACKATTN_DEVICE void wait_rows() { ptx::mbarrier_wait(base + Shape::kRowsFull + rows.stage * 8, rows.parity); }
+  // All products with Q and dO are done.
+  PACKATTN_DEVICE void free_rows() {
+    if (lane == 0) ptx::mbarrier_arrive(base + Shape::kRowsEmpty + rows.stage * 8);
+    rows.advance();
+  }
   PACKATTN_DEVICE void wait_block() { ptx::mbarrier_wait(base + Shape::kFull + at.stage * 8, at.parity); }
   PACKATTN_DEVICE void free_stage(uint32_t stage) {
     if (lane == 0) ptx::mbarrier_arrive(base + Shape::kEmpty + stage * 8);
   }
 
-  // x = A B^T over COLUMNS columns, both K-major: 16 columns are 32 bytes inside a panel. rows, keys: addresses.
-  template <int COLUMNS>
-  PACKATTN_DEVICE void multiply_rows(float (&x)[BN / 2], uint32_t rows, uint32_t keys) {
-    rows += group * 64 * 128;
-    ptx::hold(rows);  // else the descriptors of all steps are kept in registers across blocks
-    const uint64_t a = matrix_descriptor(rows, 16, 1024, Swizzle::bytes128);
-    const uint64_t b = matrix_descriptor(keys, 16, 1024, Swizzle::bytes128);
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 16; ++i) {
-      ptx::wgmma_ss<T, false, false>(x, advance(a, i / 4 * Shape::kRowPanel + i % 4 * 32),
-                                     advance(b, i / 4 * Shape::kKeyPanel + i % 4 * 32), i > 0);
-    }
-    ptx::wgmma_commit();
-  }
   // S and dP of this block, a group of products each.
   PACKATTN_DEVICE void multiply_block() {
+    const uint32_t own = base + rows.stage * Shape::kRowBytes + group * 64 * 128;
     const uint32_t keys = base + Shape::kRing + at.stage * Shape::kStageBytes;
-    multiply_rows<D>(s, base + Shape::kQuery, keys);
-    multiply_rows<DV>(dp, base + Shape::kDout, keys + Shape::kKeyBytes);
+    multiply_rows<T, D>(s, own, Shape::kRowPanel, keys, Shape::kKeyPanel);
+    multiply_rows<T, DV>(dp, own + Shape::kQueryBytes, Shape::kRowPanel, keys + Shape::kKeyBytes, Shape::kKeyPanel);
   }
-  // dQ += dS K of the block before, K MN-major: 16 keys are 2048 bytes, from panel to panel it is the descriptor's
-  // leading offset.
+  // dQ += dS K of the block before.
   PACKATTN_DEVICE void sum_block() {
-    const uint64_t keys =
-        matrix_descriptor(base + Shape::kRing + before * Shape::kStageBytes, Shape::kKeyPanel, 1024, Swizzle::bytes128);
-#pragma unroll
-    for (int i = 0; i < BN / 16; ++i) ptx::wgmma_rs<T, true>(dq, gradients[i], advance(keys, i * 2048), true);
-    ptx::wgmma_commit();
+    multiply_columns<T>(dq, gradients, base + Shape::kRing + before * Shape::kStageBytes);
   }
 
   // s: <q, k> becomes the probability, with a soft cap times its derivative, for which dp need not be there yet.
@@ -205,8 +197,7 @@ struct Consumer {
     ptx::finish_before_here(bits);
   }
   PACKATTN_DEVICE void pack() {
-#pragma unroll
-    for (int i = 0; i < BN / 4; ++i) gradients[i / 4][i % 4] = ptx::pack2<T>(s[2 * i], s[2 * i + 1]);
+    pack_operands<T>(gradients, s);
     before = at.stage;
     at.advance();
   }
@@ -305,8 +296,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int thread = ptx::thread_index(), lane = thread % 32, warp = forward::uniform(thread / 32);
   const uint32_t base = ptx::smem_base();
   if (thread == 0) {
-    ptx::mbarrier_init(base + Shape::kRowsFull, 2);  // Q and dO
-    ptx::mbarrier_init(base + Shape::kRowsEmpty, 4 * Shape::kConsumers);
+    for (int i = 0; i < Shape::ROW_STAGES; ++i) {
+      ptx::mbarrier_init(base + Shape::kRowsFull + i * 8, 2);  // Q and dO
+      ptx::mbarrier_init(base + Shape::kRowsEmpty + i * 8, 4 * Shape::kConsumers);
+    }
     for (int i = 0; i < Shape::STAGES; ++i) {
       ptx::mbarrier_init(base + Shape::kFull + i * 8, 2);  // keys and values
       ptx::mbarrier_init(base + Shape::kEmpty + i * 8, 4 * Shape::kConsumers);
@@ -327,7 +320,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   consumer.group = warp / 4 - 1;
   consumer.lane = lane;
   consumer.scale = backward::score_scale<SOFTCAP>(task);
-  uint32_t items = 0;
   forward::Item item = hopper::first_item(task.heads_q);
   for (; item.tile < forward::uniform(ptx::load_global(task.query_tiles.count)); item.advance(task.heads_q)) {
     const Tile tile = forward::load_tile(task.query_tiles.tiles + item.tile);
@@ -336,8 +328,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     for (int i = 0; i < Shape::D / 2; ++i) consumer.dq[i] = 0.f;
     const int blocks = Shape::blocks(tile);
     if (blocks > 0) {
-      ptx::mbarrier_wait(base + Shape::kRowsFull, items % 2);
-      ++items;
+      consumer.wait_rows();
       int n = 0;
       for (; n < seen.some_first; ++n) consumer.skip();
       if (n < seen.some_last) {
@@ -346,7 +337,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         for (; n < seen.last; ++n) consumer.template step<false>(tile.begin + n * BN);
         for (; n < seen.some_last; ++n) consumer.template step<true>(tile.begin + n * BN);
       }
-      if (lane == 0) ptx::mbarrier_arrive(base + Shape::kRowsEmpty);  // all products with Q and dO are done
+      consumer.free_rows();
       if (seen.some_first < seen.some_last) consumer.finish();
       for (; n < blocks; ++n) consumer.skip();
     }

@@ -232,6 +232,10 @@ std::vector<Case> all_cases() {
   Case c;
   c.name = "windows of 300", c.documents = {500, 60}, c.left = 299, c.dim = c.dim_v = 128;
   cases.push_back(c);
+  // A group without rows passes more blocks than there are stages while the other works on them.
+  c.name = "long and short sides", c.documents = {{30, 700}, {700, 30}}, c.causal = false, c.left = -1,
+  c.dim = c.dim_v = 64;
+  cases.push_back(c);
 #endif
   return cases;
 }
