@@ -127,7 +127,8 @@ def write_plan(rows: list[dict[str, Any]]) -> None:
             line[where] = cell
     lines = [f"| | head dims | {' | '.join(CLASSES)} |", "|---|---|" + "---|" * len(CLASSES)]
     order = list(ALL_PASSES.values())
-    for (name, dims), cells in sorted(found.items(), key=lambda item: order.index(item[0][0].removesuffix(FEW_ROWS))):
+    order = [name + few for name in order for few in ("", FEW_ROWS)]
+    for (name, dims), cells in sorted(found.items(), key=lambda item: order.index(item[0][0])):
         lines.append(f"| {name} | {dims} | {' | '.join(cells.get(c, '-') for c in CLASSES)} |")
     text = DOCUMENT.read_text(encoding="utf-8")
     head, rest = text.split(BEGIN)
