@@ -7,6 +7,7 @@ compute-sanitizer --tool memcheck --kernel-regex kns=packattn --error-exitcode 9
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 import torch
@@ -23,19 +24,26 @@ CALLS = [
     (80, 72, (2, 1), {"chunk_size": 24}),
 ]
 LENGTHS = (1, 70, 0, 33, 129, 5)
+TENSOR_CORES = ("sm80", "sm90")  # families that serve numbers of 16 bits alone
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    device = parser.parse_args().device
+    parser.add_argument(
+        "--family", choices=("auto", "plain", *TENSOR_CORES), default="auto", help="of the CUDA kernels"
+    )
+    options = parser.parse_args()
+    device = options.device
+    os.environ["PACKATTN_CUDA_KERNEL"] = options.family
+    dtypes = [torch.bfloat16, torch.float16] + ([] if options.family in TENSOR_CORES else [torch.float32])
     packing = packattn.Packing.from_lengths(LENGTHS, total=sum(LENGTHS) + 3, device=device)
     again = packattn.Packing.from_position_ids(packing.position_ids, max_segments=16)
     from_ids = packattn.Packing.from_segment_ids(packing.segment_ids, pad_id=-1, max_segments=16)
     assert torch.equal(again.position_ids[: sum(LENGTHS)], packing.position_ids[: sum(LENGTHS)])
     assert all(torch.equal(a, b) for a, b in zip(from_ids.key_ranges(), packing.key_ranges(), strict=True))
     bad = 0
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+    for dtype in dtypes:
         for d, dv, (hq, hkv), options in CALLS:
 
             def draw(heads: int, dim: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -48,7 +56,7 @@ def main() -> int:
             (out.float().sum() + lse[:, seen].sum()).backward()
             results = [out, *(x.grad for x in (q, k, v, sinks))]
             bad += not all(bool(t.isfinite().all()) for t in results if t is not None)
-    print(f"{3 * len(CALLS)} calls, {bad} with results that are not finite")
+    print(f"{len(dtypes) * len(CALLS)} calls, {bad} with results that are not finite")
     return 1 if bad else 0
 
 

@@ -321,8 +321,8 @@ class Stages:
             elif not runner.go("conformance90", compare_commands("sm90", self.dry)):
                 self.leave_out_sm90("conformance of wgmma, bulk copies and mbarriers did not pass")
         if "sm90" in self.families and self.wanted("calls90"):
-            program = [sys.executable, str(HERE / "small.py"), "--device", self.device]
-            if not runner.go("calls90", [program], PACKATTN_CUDA_KERNEL="sm90"):
+            program = [sys.executable, str(HERE / "small.py"), "--device", self.device, "--family", "sm90"]
+            if not runner.go("calls90", [program]):
                 self.leave_out_sm90("small calls with them did not pass")
 
     def attention(self) -> None:
@@ -362,12 +362,12 @@ class Stages:
         if sanitizer is None:
             self.runner.not_there("sanitizer", "compute-sanitizer was not found")
             return
-        checks = [(tool, "sm80") for tool in ("memcheck", "racecheck")]
+        checks = [(tool, "auto") for tool in ("memcheck", "racecheck")]
         checks += [("memcheck", "sm90")] if "sm90" in self.families else []
         commands = []
         for tool, family in checks:
             options = ["--tool", tool, "--kernel-regex", "kns=packattn", "--error-exitcode", "9"]
-            commands.append(["env", f"PACKATTN_CUDA_KERNEL={family}", sanitizer, *options, *program])
+            commands.append([sanitizer, *options, *program, "--family", family])
         self.runner.go("sanitizer", commands)
 
 
