@@ -1,7 +1,7 @@
 """The sm_90a kernels as nvcc compiles them: nothing spilled, nothing serialised, main loops within what was planned.
 
-Every instantiation is compiled, which takes minutes. PACKATTN_BUILD_LOG names the output of a build that has done it
-(PIP_LOG of the pip that built the packattn that is imported): then that is read, and the library that it built.
+Every instantiation is compiled, which takes two minutes. If PACKATTN_BUILD_LOG names the output of a build that has done
+it (PIP_LOG of the pip that built the packattn that is imported), that is read, and the library that was built.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(NVCC is None, reason="no CUDA
 
 @dataclass
 class Built:
-    """What the compiler said, and where the kernels are: files, and their architecture (None: cubins, which have one)."""
+    """What the compiler said, and where the kernels are: files, and their architecture (None: cubins have but one)."""
 
     text: str
     files: list[Path]
@@ -59,10 +59,15 @@ def compiled(folder: Path) -> Built:
     return Built(text, files, None)
 
 
-def built_before(log: Path) -> Built:
-    text = log.read_text(encoding="utf-8", errors="replace")
+def built_before(log: str | None) -> Built | None:
+    """None where there is no log, or of a build that found some of it compiled already."""
+    if not log:
+        return None
+    text = Path(log).read_text(encoding="utf-8", errors="replace")
     if without := re.search(r"without CUDA kernels: .*", text):
         pytest.skip(without[0])
+    if any(source.name not in text for source in SOURCES):
+        return None
     return Built(text, [cubin.packattn_library()], hopper_report.ARCH)
 
 
@@ -70,17 +75,15 @@ def built_before(log: Path) -> Built:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     if importlib.util.find_spec("triton") is None and "CUOBJDUMP" not in os.environ and not shutil.which("cuobjdump"):
         pytest.skip("cuobjdump is not there (it comes with triton)")
-    log = os.environ.get("PACKATTN_BUILD_LOG")
-    return built_before(Path(log)) if log else compiled(tmp_path_factory.mktemp("cubins"))
+    return built_before(os.environ.get("PACKATTN_BUILD_LOG")) or compiled(tmp_path_factory.mktemp("cubins"))
 
 
 def test_every_instantiation_is_there(built: Built) -> None:
-    missing = [source.name for source in SOURCES if source.name not in built.text]
-    assert SOURCES and not missing
     functions = {kernel.base for kernel in built.kernels}
     wanted = {"forward": {"hopper_forward_kernel"}, "backward": {"hopper_backward_keys", "hopper_backward_query"}}
     directions = {source.stem.split("_")[1] for source in SOURCES}
     assert functions == set().union(*(wanted[direction] for direction in directions))
+    assert len(built.kernels) >= 2 * len(SOURCES)
     softcap = [kernel.name.split("(")[0].endswith("true>") for kernel in built.kernels]
     assert sum(softcap) * 2 == len(softcap)
 
