@@ -1,4 +1,4 @@
-"""The sm_90a forward (PACKATTN_CUDA_KERNEL=sm90): on the emulator, and on a GPU of compute capability 9.0."""
+"""The sm_90a kernels (PACKATTN_CUDA_KERNEL=sm90): on the emulator, and on a GPU of compute capability 9.0."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ FEW_ROWS = (
 
 @pytest.fixture
 def hopper(device: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The device, with the sm_90a forward asked for."""
+    """The device, with the sm_90a kernels asked for."""
     monkeypatch.setenv("PACKATTN_CUDA_KERNEL", "sm90")
     if device == "emulated":
         monkeypatch.setenv("PACKATTN_EMULATED_CAPABILITY", "90")
@@ -72,7 +72,6 @@ def hopper(device: str, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("dtype", (BFLOAT16, FLOAT16), ids=id_of)
 @pytest.mark.parametrize("name", NAMES)
 def test_against_float64_on_hopper(name: str, dtype: torch.dtype, hopper: str) -> None:
-    """The backward, which is sm80's, takes out and lse from this forward."""
     case = small(BY_NAME[name])
     x = inputs(case, dtype)
     Oracle(case, x).check(on_every_schedule(hopper, case, x))
@@ -134,6 +133,27 @@ def test_which_kernel_runs(emulator: None, monkeypatch: pytest.MonkeyPatch) -> N
             blocks[kernel, rows, stride] = emulated_backend.take_blocks()
     difference = {call: blocks[("sm90", *call)] - blocks[("sm80", *call)] for call in ((64, None), (65, None), (65, 0))}
     assert difference == {(64, None): 3 * (3 - 2), (65, None): 3 * (3 + 1 - 2), (65, 0): 0}
+
+
+def blocks_of_backward(head_stride: int) -> int:
+    """Blocks that the backward of one document of 70 rows starts, with a dout of this head stride."""
+    random = [torch.randn(70, 2, 64, generator=torch.Generator().manual_seed(i)).to(BFLOAT16) for i in range(4)]
+    tensors, dout = [x.requires_grad_() for x in random[:3]], random[3].as_strided((70, 2, 64), (128, head_stride, 1))
+    with ops_of("emulated"):
+        out = packattn.attention(*tensors, packattn.Packing.from_lengths([70]), causal=True)
+        emulated_backend.take_blocks()
+        torch.autograd.grad(out, tensors, dout)
+    return emulated_backend.take_blocks()
+
+
+def test_which_backward_runs(emulator: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above: on three multiprocessors, dK and dV and again dQ have two blocks on each with sm80, one with sm90."""
+    monkeypatch.setenv("PACKATTN_EMULATED_CAPABILITY", "90")
+    blocks = {}
+    for kernel in ("sm80", "sm90"):
+        monkeypatch.setenv("PACKATTN_CUDA_KERNEL", kernel)
+        blocks[kernel] = [blocks_of_backward(stride) for stride in (64, 0)]
+    assert [b - a for a, b in zip(blocks["sm80"], blocks["sm90"], strict=True)] == [2 * 3 * (1 - 2), 0]
 
 
 def test_other_gpus_have_none(emulator: None, monkeypatch: pytest.MonkeyPatch) -> None:
