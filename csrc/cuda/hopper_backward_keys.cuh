@@ -11,8 +11,9 @@
 //   warp 1             in a head's last block, zeroes the rows past the tile's once they have landed. They are somebody
 //                      else's, their weights are 0, and 0 x NaN is NaN.
 //   warp 2             the rows' statistics, beside them in the ring
-//   consumers          S^T = K Q^T and dP^T = V dO^T together; P^T from S^T while dP^T is still computed; dV += P^T dO;
-//                      dS^T while that is; dK += dS^T Q, which runs on beside the next block's S^T
+//   consumers          P^T from S^T = K Q^T; dV += P^T dO and dP^T = V dO^T; dS^T from dP^T; dK += dS^T Q, issued
+//   behind
+//                      the next block's S^T, whose exponentials run beside it
 //
 // Keys are the rows of the products, so P^T and dS^T become operands without leaving the registers. Every sum runs in
 // one order, which depends on the tile alone (head by head, rows from the first that sees the tile): no atomics, and
@@ -64,8 +65,8 @@ struct HopperBackwardKeyShape : hopper::Ring<STAGES_> {
 
 namespace hopper {
 
-// Calls body(tile, first query head, block of rows) for every use of the ring, in order, and item(tile, key head)
-// before those of each item that has any.
+// Calls body(tile, query head, block of rows) for every use of the ring, in order, and item_body(tile, key head) before
+// those of each item that has any.
 template <class Shape, class ItemBody, class Body>
 PACKATTN_DEVICE void for_each_use(const BackwardTask& task, const ItemBody& item_body, const Body& body) {
   const int count = ptx::load_global(task.key_tiles.count), heads = task.heads_q / task.heads_k;
@@ -171,7 +172,7 @@ PACKATTN_DEVICE void load_statistics(const BackwardTask& task, int lane) {
       });
 }
 
-// What a thread of consumer `group` has of one item: two keys (lane / 4 and 8 more of its warp's 16).
+// What a thread of a consumer has of one item: two keys (lane / 4 and 8 more of its warp's 16).
 template <class T, class Shape, bool SOFTCAP>
 struct KeyConsumer {
   static constexpr int D = Shape::D, DV = Shape::DV, ROWS = Shape::kRows;
@@ -183,7 +184,7 @@ struct KeyConsumer {
   float dk[Shape::kMakesKey ? D / 2 : 2], dv[Shape::kMakesValue ? DV / 2 : 2];
   float s[ROWS / 2], dp[Shape::kMakesKey ? ROWS / 2 : 2];
   float slope[ROWS / 2];
-  uint32_t operands[ROWS / 16][4];  // P^T, then dS^T
+  uint32_t operands[ROWS / 16][4];  // P^T or dS^T
 
   PACKATTN_DEVICE void wait_full(int use) {
     ptx::mbarrier_wait(base + Shape::kFull + Shape::stage(use) * 8, Shape::parity(use));
@@ -211,6 +212,7 @@ struct KeyConsumer {
     }
     return seen;
   }
+
   // Of use `use` of the ring, which starts with row `row`: s becomes P^T, slope what dP^T - delta is multiplied with:
   // P^T, with a soft cap times its derivative.
   template <bool MASK>
@@ -239,7 +241,7 @@ struct KeyConsumer {
         (SOFTCAP ? s : slope)[at] = MASK && !seen(at) ? 0.f : weight;
       }
     }
-    ptx::finish_before_here(bits);  // beside the product that is waited for next
+    ptx::finish_before_here(bits);  // to run beside the product that is waited for next
   }
   // dS^T in dp. What is masked may be no number: selected away, not multiplied by 0.
   template <bool MASK>
@@ -399,7 +401,7 @@ struct KeyConsumer {
     for (const int end = noted(kEnd); row < end; row += ROWS) skip();
   }
 
-  // Not a register of the loops holds anything of this; the tile is read again.
+  // What it needs is read again, not kept in registers over the loops.
   PACKATTN_DEVICE void store(const BackwardTask& task, const forward::Item& item) {
     const Tile tile = tile_of(task.key_tiles, item.tile);
     const int quad = lane % 4;
