@@ -65,21 +65,26 @@ struct HopperBackwardKeyShape : hopper::Ring<STAGES_> {
 
 namespace hopper {
 
-// Calls body(tile, query head, block of rows) for every use of the ring, in order, and item_body(tile, key head) before
-// those of each item that has any.
+// Calls body(query head, first row of the block, end of the tile's rows) for every use of the ring, in order, and
+// item_body(tile, key head) before those of each item that has any.
 template <class Shape, class ItemBody, class Body>
 PACKATTN_DEVICE void for_each_use(const BackwardTask& task, const ItemBody& item_body, const Body& body) {
-  const int count = ptx::load_global(task.key_tiles.count), heads = task.heads_q / task.heads_k;
-  for (forward::Item item = first_item(task.heads_k); item.tile < count; item.advance(task.heads_k)) {
+  forward::Item item = first_item(task.heads_k);
+  while (item.tile < ptx::load_global(task.key_tiles.count)) {
+    int heads_k = task.heads_k;
+    ptx::hold(heads_k);  // else what divisions by it need is kept in registers
     const Tile tile = tile_of(task.key_tiles, item.tile);
-    const int blocks = Shape::blocks(tile), first_head = item.head() * heads;
-    if (blocks == 0) continue;
-    item_body(tile, item.head());
+    if (tile.begin < tile.end) {
+      item_body(tile, item.head());
+      const int heads = task.heads_q / heads_k;
+      int head = item.head() * heads;
 #pragma unroll 1  // registers
-    for (int head = first_head; head < first_head + heads; ++head) {
+      for (int left = heads; left > 0; --left, ++head) {
 #pragma unroll 1
-      for (int n = 0; n < blocks; ++n) body(tile, head, n);
+        for (int row = tile.begin; row < tile.end; row += Shape::kRows) body(head, row, tile.end);
+      }
     }
+    item.advance(heads_k);
   }
 }
 
@@ -102,10 +107,9 @@ PACKATTN_DEVICE void copy_rows_of_items(const BackwardTask& task, const TmaMap* 
           request_panels<Shape::DV, KEYS>(base + Shape::kValue, value, full, head, tile.row);
         }
       },
-      [&](const Tile& tile, int head, int n) {
+      [&](int head, int row, int end) {
         const uint32_t stage = Shape::stage(uses), buffer = base + Shape::buffer(uses);
-        const int row = tile.begin + n * ROWS;
-        const bool whole = tile.end - row >= ROWS;
+        const bool whole = end - row >= ROWS;
         const uint32_t barrier = base + (whole ? Shape::kFull : Shape::kLanded) + stage * 8;
         ptx::mbarrier_wait(base + Shape::kEmpty + stage * 8, Shape::parity(uses) ^ 1);
         ++uses;
@@ -124,9 +128,9 @@ PACKATTN_DEVICE void zero_foreign_rows(const BackwardTask& task, int lane) {
   uint32_t parities = 0;  // bit s: of the phase to wait for in stage s; not every use of a stage has one
   for_each_use<Shape>(
       task, [](const Tile&, int) {},
-      [&](const Tile& tile, int, int n) {
+      [&](int, int row, int end) {
         const uint32_t stage = Shape::stage(uses), buffer = base + Shape::buffer(uses);
-        const int own = tile.end - tile.begin - n * ROWS;
+        const int own = end - row;
         ++uses;
         if (own >= ROWS) return;
         ptx::mbarrier_wait(base + Shape::kLanded + stage * 8, parities >> stage & 1);
@@ -148,15 +152,16 @@ PACKATTN_DEVICE void load_statistics(const BackwardTask& task, int lane) {
   int uses = 0;
   for_each_use<Shape>(
       task, [](const Tile&, int) {},
-      [&](const Tile& tile, int head, int n) {
+      [&](int head, int row, int end) {
         const uint32_t stage = Shape::stage(uses), to = base + Shape::kStats + stage * Shape::kStatsBytes;
-        const int row = tile.begin + n * ROWS;
-        const float2* const from = static_cast<const float2*>(task.scratch) + head * task.total_q + row;
+        int64_t first = head * task.total_q + row + lane;
+        ptx::hold(first);  // else addresses are kept in registers
+        const float2* const from = static_cast<const float2*>(task.scratch) + first;
         float2 x[LOADS];
 #pragma unroll
         for (int i = 0; i < LOADS; ++i) {
           x[i] = {INFINITY, 0.f};
-          if (row + i * 32 + lane < tile.end) x[i] = ptx::load_global(from + i * 32 + lane);
+          if (row + i * 32 + lane < end) x[i] = ptx::load_global(from + i * 32);
         }
         ptx::mbarrier_wait(base + Shape::kEmpty + stage * 8, Shape::parity(uses) ^ 1);
         ++uses;
@@ -460,9 +465,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                          const __grid_constant__ TmaMap key, const __grid_constant__ TmaMap value,
                          const __grid_constant__ BackwardTask task) {
   constexpr int CONSUMERS = Shape::kConsumers;
-  const int thread = ptx::thread_index(), lane = thread % 32, warp = forward::uniform(thread / 32);
+  const int warp = forward::uniform(ptx::thread_index() / 32);
   const uint32_t base = ptx::smem_base();
-  if (thread == 0) {
+  if (ptx::thread_index() == 0) {
     ptx::mbarrier_init(base + Shape::kOwnFull, 1);
     ptx::mbarrier_init(base + Shape::kOwnEmpty, 4 * CONSUMERS);
     for (int i = 0; i < Shape::STAGES; ++i) {
@@ -475,9 +480,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   ptx::block_sync();
   if (warp < 4) {
     ptx::registers_decrease<Shape::kCopierRegisters>();
-    if (warp == 0 && lane == 0) hopper::copy_rows_of_items<Shape>(task, &query, &dout, &key, &value);
-    if (warp == 1) hopper::zero_foreign_rows<Shape>(task, lane);
-    if (warp == 2) hopper::load_statistics<Shape>(task, lane);
+    const int thread = ptx::thread_index();
+    if (thread == 0) hopper::copy_rows_of_items<Shape>(task, &query, &dout, &key, &value);
+    if (thread / 32 == 1) hopper::zero_foreign_rows<Shape>(task, thread % 32);
+    if (thread / 32 == 2) hopper::load_statistics<Shape>(task, thread % 32);
     return;
   }
   ptx::registers_increase<Shape::kConsumerRegisters>();
