@@ -9,9 +9,8 @@
 //                      somebody else's, their weights are 0, and 0 x NaN is NaN. Keys there do no harm: their scores
 //                      are replaced by the mask, not multiplied.
 //   consumers          from a tile's last block to its first: S = Q K^T of this block and O += P V of the one before
-//   are
-//                      issued together; the softmax of S runs while O is still summed. Consumers take turns to issue,
-//                      so that one's softmax runs beside another's products.
+//                      are issued together; the softmax of S runs while O is still summed. Consumers take turns to
+//                      issue, so that one's softmax runs beside another's products.
 //
 // Documents of few rows (tile_table.h) are served by a second launch with one consumer a block and several blocks a
 // multiprocessor, so that no warpgroup computes for nobody. Its tiles hold S = 1 << stack query heads of one key head:
@@ -55,8 +54,8 @@ struct HopperForwardShape : hopper::Ring<STAGES_> {
   static_assert(kConsumers >= 1 && kConsumers <= 3);
   static_assert(STAGES >= 2 && BLOCKS * (kSharedBytes + 1024) <= 228 * 1024);
 
-  // Parts that the columns of out are summed in. ptxas wants the accumulators of one product, here 128, and more to fit
-  // the registers at launch.
+  // Parts that the columns of out are summed in. ptxas wants the operands of one product to fit the registers at
+  // launch, whatever setmaxnreg says later.
   static constexpr int kParts = kStacked && DV > 128 ? 2 : 1;
 
   // log2 of the heads that share a tile, a constant where none do.

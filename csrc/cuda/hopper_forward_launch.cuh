@@ -28,7 +28,7 @@ struct HopperForwardShapes<256, 256, SOFTCAP> : HopperForwardShape<256, 256, 128
 // Of documents of few rows: 64 rows of a tile, 256 threads.
 //
 //             keys  stages  blocks   shared   O + S + P registers, of (copier)
-//   64,  64     64    2       4       40 KB   32 + 32 + 16 =  80   104 (24)
+//   64,  64     64    2       3       40 KB   32 + 32 + 16 =  80   128 (32)
 //   128, 128    64    2       2       80 KB   64 + 32 + 16 = 112   216 (40)
 //   192, 128    64    2       2      104 KB   64 + 32 + 16 = 112   216 (40)
 //   256, 256    32    2       2       96 KB   128 + 16 + 8 = 152   216 (40)
@@ -39,8 +39,8 @@ struct HopperForwardFewShapes<64, 64> : HopperForwardShape<64, 64, 64, 64, 2, 3>
 template <>
 struct HopperForwardFewShapes<256, 256> : HopperForwardShape<256, 256, 64, 32, 2, 2> {};
 
-// log2 of the query heads that share a tile of few rows: the most that divide a key head's, up to 16. So a tile has
-// four rows or more: a table is then a fourth of the axis at most, and lse is stored in pieces of 16 bytes.
+// log2 of the query heads that share a tile of few rows: the most that divide a key head's, up to 16. With more, tiles
+// would be so many that the table outweighs what they save, and lse would be stored in pieces below 16 bytes.
 inline int few_rows_stack(const AttentionForwardParams& params) {
   const int group = params.heads_q / params.heads_k;
   int stack = 0;
