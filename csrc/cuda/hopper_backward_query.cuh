@@ -28,8 +28,9 @@ template <int D_, int DV_, int BM, int BN, int STAGES_, int ROW_STAGES_>
 struct HopperBackwardQueryShape {
   static constexpr int D = D_, DV = DV_, kRows = BM, kKeys = BN, STAGES = STAGES_, ROW_STAGES = ROW_STAGES_;
   static constexpr int kConsumers = BM / 64, kThreads = 128 * (kConsumers + 1);
-  static constexpr int kCopierRegisters = kConsumers == 3 ? 32 : 40, kConsumerRegisters = kConsumers == 3 ? 160 : 232;
-  static constexpr bool kSumFirst = STAGES == 2;
+  // Of a thread. The block is launched with equal shares; the copier gives its away.
+  static constexpr int kCopierRegisters = 40, kConsumerRegisters = 232;
+  static constexpr bool kSumFirst = STAGES == 2;  // dQ of the block before is issued ahead of S and dP
 
   static constexpr int kRowPanel = BM * 128, kKeyPanel = BN * 128;
   static constexpr int kQueryBytes = D / 64 * kRowPanel, kRowBytes = kQueryBytes + DV / 64 * kRowPanel;
@@ -43,7 +44,7 @@ struct HopperBackwardQueryShape {
   static constexpr int kSharedBytes = kLanded + 8 * STAGES;
 
   static_assert(D % 64 == 0 && DV % 64 == 0 && BM % 64 == 0 && BN % 16 == 0 && BN <= 256);
-  static_assert(kConsumers == 2 || kConsumers == 3);
+  static_assert(kConsumers == 2);
   static_assert(STAGES >= 2 && kSharedBytes <= 227 * 1024);
 
   // Blocks of keys that a tile sees.

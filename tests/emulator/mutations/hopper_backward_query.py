@@ -106,7 +106,7 @@ MUTATIONS = [
     ),
     without("rows never freed", "      consumer.free_rows();\n"),
     Mutation("rows freed before they are read", KERNEL, WAITED, WAITED + ARRIVED),
-    Mutation("more registers than there are", KERNEL, "? 160 : 232", "? 160 : 248"),
+    Mutation("more registers than there are", KERNEL, "kConsumerRegisters = 232", "kConsumerRegisters = 248"),
     Mutation(
         "registers given back by three warps",
         KERNEL,
