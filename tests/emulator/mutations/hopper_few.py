@@ -18,6 +18,7 @@ MUTATIONS = [
     # ---- rows and heads of a tile
     Mutation("ranges not stacked", KERNEL, "lane, Shape::heads_log2(stack));", "lane, 0);", NUMBERS),
     Mutation("rows stored not stacked", KERNEL, "in_tile = in_group >> heads_log2;", "in_tile = in_group;", NUMBERS),
+    Mutation("rows past the tile stored", KERNEL, "mine = in_tile < tile.rows", "mine = row < task.total_q"),
     Mutation("one head stored", KERNEL, " + (in_group & ((1 << heads_log2) - 1))", ""),
     Mutation("heads of the store side by side", KERNEL, "(item.head() << heads_log2)", "item.head()", NUMBERS),
     Mutation(
