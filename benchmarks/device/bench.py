@@ -20,14 +20,17 @@ and goes on.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import faulthandler
+import functools
 import json
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import goals
 import torch
-from peers import Unavailable, build, prepare_compiler
+from peers import Unavailable, Within, build, prepare_compiler
 from problems import problems
 
 import packattn
@@ -55,29 +58,43 @@ class DeviceClock:
     def __init__(self) -> None:
         self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
 
-    def sample(self, call: Callable[[], object]) -> float:
+    def sample(self, call: Call) -> float:
         """Seconds between the call's first and last work on the device."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.flush.zero_()
-        torch.cuda._sleep(DELAY_CYCLES)
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
+        with call.around():
+            self.flush.zero_()
+            torch.cuda._sleep(DELAY_CYCLES)
+            start.record()
+            call.run()
+            end.record()
+            end.synchronize()
         return start.elapsed_time(end) / 1e3
 
 
-def host_seconds(call: Callable[[], object], device: str, times: int = 5) -> float:
+@dataclass
+class Call:
+    """What is timed, and the context that it needs, which is not: to give torch other kernels may take milliseconds."""
+
+    run: Callable[[], object]
+    around: Callable[[], contextlib.AbstractContextManager[object]]
+
+    def __call__(self) -> object:
+        with self.around():
+            return self.run()
+
+
+def host_seconds(call: Call, device: str, times: int = 5) -> float:
     """How long the host takes to start a call (median)."""
     taken = []
-    for _ in range(times):
+    with call.around():
+        for _ in range(times):
+            if device == "cuda":
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            call.run()
+            taken.append(time.perf_counter() - start)
         if device == "cuda":
             torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
-    if device == "cuda":
-        torch.cuda.synchronize()
     return statistics.median(taken)
 
 
@@ -155,10 +172,12 @@ def measure(c: Configuration, names: list[str], clock: Any, seconds: float) -> l
     return rows
 
 
-def calls(implementation: Implementation) -> list[tuple[str, Callable[[], object]]]:
-    found: list[tuple[str, Callable[[], object]]] = [("forward", implementation.forward)]
+def calls(implementation: Implementation) -> list[tuple[str, Call]]:
+    around = implementation.around if isinstance(implementation, Within) else contextlib.nullcontext
+    found = [("forward", Call(functools.partial(Implementation.forward, implementation), around))]
     if implementation.has_backward:
-        found.append(("backward", implementation.backward()))
+        with around():
+            found.append(("backward", Call(Implementation.backward(implementation), around)))
     return found
 
 
