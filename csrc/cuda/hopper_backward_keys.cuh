@@ -31,8 +31,9 @@ struct HopperBackwardKeyShape : hopper::Ring<STAGES_> {
   static constexpr int D = D_, DV = DV_, kRows = ROWS, STAGES = STAGES_, kPass = PASS;
   static constexpr bool kMakesKey = PASS != 1, kMakesValue = PASS != 2;
   static constexpr int kConsumers = CONSUMERS, kKeys = CONSUMERS * 64, kThreads = 128 * (CONSUMERS + 1);
-  // Of a thread. The block is launched with equal shares; the copier gives its away.
-  static constexpr int kCopierRegisters = CONSUMERS == 3 ? 32 : 40, kConsumerRegisters = CONSUMERS == 3 ? 160 : 232;
+  // Of a thread. The block is launched with equal shares; the copier gives its away, but what statistics of many rows
+  // need.
+  static constexpr int kCopierRegisters = ROWS > 64 ? 40 : 24, kConsumerRegisters = ROWS > 64 ? 232 : 240;
 
   static constexpr int kKeyPanel = kKeys * 128, kRowPanel = ROWS * 128;
   static constexpr int kKeyBytes = D / 64 * kKeyPanel, kValueBytes = kMakesKey ? DV / 64 * kKeyPanel : 0;
@@ -53,7 +54,7 @@ struct HopperBackwardKeyShape : hopper::Ring<STAGES_> {
   static constexpr int kSharedBytes = kLanded + 8 * STAGES;
 
   static_assert(D % 64 == 0 && DV % 64 == 0 && ROWS % 16 == 0 && ROWS <= 256);
-  static_assert(CONSUMERS == 2 || CONSUMERS == 3);
+  static_assert(CONSUMERS == 2);
   static_assert(STAGES >= 2 && kSharedBytes <= 227 * 1024);
 
   // Blocks of rows that see a tile, for one query head.
@@ -65,26 +66,38 @@ struct HopperBackwardKeyShape : hopper::Ring<STAGES_> {
 
 namespace hopper {
 
+// A tile and a key head: this block's item in a round, in the order of forward::Item. All that is to be kept from one
+// item to the next is the round.
+struct KeyItem {
+  int tile, head, group;  // group: of query heads, how many share the key head
+  PACKATTN_DEVICE KeyItem(const BackwardTask& task, int round) {
+    const auto blocks = static_cast<uint32_t>(gridDim.x), block = static_cast<uint32_t>(ptx::block_index());
+    const uint32_t turn = round % 2 == 0 ? block : blocks - 1 - block;
+    const uint32_t number = static_cast<uint32_t>(round) * blocks + turn;
+    auto heads = static_cast<uint32_t>(task.heads_k);
+    ptx::hold(heads);  // else what divisions by it need is kept in registers
+    tile = static_cast<int>(number / heads);
+    head = static_cast<int>(number % heads);
+    group = static_cast<int>(static_cast<uint32_t>(task.heads_q) / heads);
+  }
+};
+
 // Calls body(query head, first row of the block, end of the tile's rows) for every use of the ring, in order, and
 // item_body(tile, key head) before those of each item that has any.
 template <class Shape, class ItemBody, class Body>
 PACKATTN_DEVICE void for_each_use(const BackwardTask& task, const ItemBody& item_body, const Body& body) {
-  forward::Item item = first_item(task.heads_k);
-  while (item.tile < ptx::load_global(task.key_tiles.count)) {
-    int heads_k = task.heads_k;
-    ptx::hold(heads_k);  // else what divisions by it need is kept in registers
+  for (int round = 0;; ++round) {
+    const KeyItem item(task, round);
+    if (item.tile >= ptx::load_global(task.key_tiles.count)) return;
     const Tile tile = tile_of(task.key_tiles, item.tile);
-    if (tile.begin < tile.end) {
-      item_body(tile, item.head());
-      const int heads = task.heads_q / heads_k;
-      int head = item.head() * heads;
+    if (tile.begin >= tile.end) continue;
+    item_body(tile, item.head);
+    int head = item.head * item.group;
 #pragma unroll 1  // registers
-      for (int left = heads; left > 0; --left, ++head) {
+    for (int left = item.group; left > 0; --left, ++head) {
 #pragma unroll 1
-        for (int row = tile.begin; row < tile.end; row += Shape::kRows) body(head, row, tile.end);
-      }
+      for (int row = tile.begin; row < tile.end; row += Shape::kRows) body(head, row, tile.end);
     }
-    item.advance(heads_k);
   }
 }
 
@@ -146,13 +159,14 @@ PACKATTN_DEVICE void zero_foreign_rows(const BackwardTask& task, int lane) {
 
 // Warp 2. Rows past the tile's get the statistics of rows that see nothing.
 template <class Shape>
-PACKATTN_DEVICE void load_statistics(const BackwardTask& task, int lane) {
+PACKATTN_DEVICE void load_statistics(const BackwardTask& task) {
   constexpr int ROWS = Shape::kRows, LOADS = (ROWS + 31) / 32;
   const uint32_t base = ptx::smem_base();
   int uses = 0;
   for_each_use<Shape>(
       task, [](const Tile&, int) {},
       [&](int head, int row, int end) {
+        const int lane = ptx::thread_index() % 32;
         const uint32_t stage = Shape::stage(uses), to = base + Shape::kStats + stage * Shape::kStatsBytes;
         int64_t first = head * task.total_q + row + lane;
         ptx::hold(first);  // else addresses are kept in registers
@@ -349,8 +363,8 @@ struct KeyConsumer {
   // Numbers of the item that would hold registers in the loops. Bounds of the loops over a head's blocks, as rows:
   // blocks from kBegin on see nothing of this group's keys, from kSome on some of it, of kFirst <= block < kFull this
   // one and the next all of it, the block at kLast is the last to see any, and there are no blocks from kEnd on. Then
-  // the item, how many there were that had blocks, and how many query heads are left.
-  enum Note { kBegin, kSome, kFirst, kFull, kLast, kEnd, kTile, kTurn, kItems, kHeads };
+  // the round, how many items there were that had blocks, and how many query heads are left.
+  enum Note { kBegin, kSome, kFirst, kFull, kLast, kEnd, kRound, kItems, kHeads };
   PACKATTN_DEVICE int noted(Note note) const {
     return forward::uniform(static_cast<int>(ptx::lds32(notes + note * 4)));
   }
@@ -359,11 +373,6 @@ struct KeyConsumer {
     if (lane == 0) ptx::sts32(notes + note * 4, ptx::ibits(value));
     ptx::warp_sync();
   }
-  PACKATTN_DEVICE void note_item(const forward::Item& item) {
-    note(kTile, item.tile);
-    note(kTurn, item.turn);
-  }
-
   PACKATTN_DEVICE void note_tile(const BackwardTask& task, const Tile& tile) {
     const int warp = forward::uniform(ptx::thread_index() / 32), group = warp / 4 - 1;
     const GroupRanges ranges = GroupRanges::load<true>(task.query_begin, task.query_end, tile, group * 64, warp, lane);
@@ -407,7 +416,8 @@ struct KeyConsumer {
   }
 
   // What it needs is read again, not kept in registers over the loops.
-  PACKATTN_DEVICE void store(const BackwardTask& task, const forward::Item& item) {
+  PACKATTN_DEVICE void store(const BackwardTask& task) {
+    const KeyItem item(task, noted(kRound));
     const Tile tile = tile_of(task.key_tiles, item.tile);
     const int quad = lane % 4;
 #pragma unroll
@@ -417,7 +427,7 @@ struct KeyConsumer {
       const float2 range = ptx::lds64(notes + Shape::kRanges + in_warp * 8);
       const bool mine = in_tile < tile.rows, seen = ptx::fint(range.x) < ptx::fint(range.y);
       const auto at = [&](const TensorView& x) {
-        return static_cast<uint16_t*>(x.data) + item.head() * x.head_stride + key * x.row_stride;
+        return static_cast<uint16_t*>(x.data) + item.head * x.head_stride + key * x.row_stride;
       };
       if constexpr (Shape::kMakesKey) {
         store_row<T, D>(at(task.dkey), dk, r, task.scale, seen, mine, task.head_dim, quad);
@@ -430,9 +440,9 @@ struct KeyConsumer {
 
   PACKATTN_DEVICE void run(const BackwardTask& task) {
     note(kItems, 0);
-    note_item(first_item(task.heads_k));
-    for (;;) {
-      const int index = noted(kTile);
+    for (int round = 0;; round = noted(kRound) + 1) {
+      note(kRound, round);
+      const int index = KeyItem(task, round).tile;
       if (index >= forward::uniform(ptx::load_global(task.key_tiles.count))) return;
       const Tile tile = forward::load_tile(task.key_tiles.tiles + index);
       note_tile(task, tile);
@@ -448,10 +458,7 @@ struct KeyConsumer {
         }
         if (lane == 0) ptx::mbarrier_arrive(base + Shape::kOwnEmpty);  // all products with K and V are done
       }
-      forward::Item item{noted(kTile), noted(kTurn)};
-      store(task, item);
-      item.advance(task.heads_k);
-      note_item(item);
+      store(task);
     }
   }
 };
@@ -483,7 +490,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     const int thread = ptx::thread_index();
     if (thread == 0) hopper::copy_rows_of_items<Shape>(task, &query, &dout, &key, &value);
     if (thread / 32 == 1) hopper::zero_foreign_rows<Shape>(task, thread % 32);
-    if (thread / 32 == 2) hopper::load_statistics<Shape>(task, thread % 32);
+    if (thread / 32 == 2) hopper::load_statistics<Shape>(task);
     return;
   }
   ptx::registers_increase<Shape::kConsumerRegisters>();

@@ -9,10 +9,10 @@
 
 namespace packattn::cuda {
 
-//              keys  rows  stages   shared   dK + dV + S^T + dP^T + operand registers, of 232
+//              keys  rows  stages   shared   dK + dV + S^T + dP^T + operand registers, of 240 (64: 232)
 //   64,  64     128   112     4      149 KB    32 +  32 + 56 + 56 + 28 = 204
 //   128, 128    128    64     4      195 KB    64 +  64 + 32 + 32 + 16 = 208
-//   192, 128    128    32     4      162 KB    96 +  64 + 16 + 16 +  8 = 200
+//   192, 128    128    48     4      203 KB    96 +  64 + 24 + 24 + 12 = 220    with a soft cap 32 rows
 //   256, 256    128    64     2      194 KB         128 + 32      + 16 = 176    dV
 //               128    48     2      226 KB   128       + 24 + 24 + 12 = 188    dK
 template <int D, int DV, int PASS, bool SOFTCAP>
@@ -22,7 +22,7 @@ struct HopperBackwardKeyShapes<64, 64, 0, SOFTCAP> : HopperBackwardKeyShape<64, 
 template <bool SOFTCAP>
 struct HopperBackwardKeyShapes<128, 128, 0, SOFTCAP> : HopperBackwardKeyShape<128, 128, 2, 64, 4, 0> {};
 template <bool SOFTCAP>
-struct HopperBackwardKeyShapes<192, 128, 0, SOFTCAP> : HopperBackwardKeyShape<192, 128, 2, 32, 4, 0> {};
+struct HopperBackwardKeyShapes<192, 128, 0, SOFTCAP> : HopperBackwardKeyShape<192, 128, 2, SOFTCAP ? 32 : 48, 4, 0> {};
 template <bool SOFTCAP>
 struct HopperBackwardKeyShapes<256, 256, 1, SOFTCAP> : HopperBackwardKeyShape<256, 256, 2, 64, 2, 1> {};
 template <bool SOFTCAP>

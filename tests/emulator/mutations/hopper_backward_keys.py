@@ -138,7 +138,7 @@ MUTATIONS = [
     Mutation("heads not counted", KERNEL, "noted(kHeads) - 1)", "noted(kHeads) - 2)"),
     Mutation("item not counted", KERNEL, "note(kItems, items + 1);", "note(kItems, items + 2);"),
     # ---- registers
-    Mutation("more registers than there are", KERNEL, "? 160 : 232", "? 160 : 248"),
+    Mutation("more registers than there are", KERNEL, "ROWS > 64 ? 232 : 240", "ROWS > 64 ? 232 : 248"),
     Mutation(
         "registers given back by three warps",
         KERNEL,
@@ -217,8 +217,8 @@ MUTATIONS = [
     Mutation(
         "rows of one head",
         KERNEL,
-        "for (int left = heads; left > 0; --left, ++head)",
-        "for (int left = heads; left > 0; --left)",
+        "for (int left = item.group; left > 0; --left, ++head)",
+        "for (int left = item.group; left > 0; --left)",
         NUMBERS,
     ),
     without("sums not cleared", "      for (float& x : dk) x = 0.f;\n", NUMBERS),
