@@ -45,14 +45,14 @@ NAMES = (
 
 
 # Documents of at most 64 rows, for which the forward has a launch of its own, among longer ones.
-FEW = Case("few_rows", (64, 65, 1, 16, 130, 33, -5, 7), heads=(8, 2), dims=(128, 128), sinks=True)
+FEW = Case("few_rows", (64, 65, 1, 33, -5, 16), heads=(4, 1), dims=(128, 128), sinks=True)
 FEW_ROWS = (
     FEW,
     replace(FEW, name="few_rows_bidirectional", causal=False, layout="sliced", softcap=3.0),
-    replace(FEW, name="few_rows_16_heads", q=(1, 4, 5, 64, 65, 17, -70, 3), heads=(16, 1), dims=(64, 64)),
-    replace(FEW, name="few_rows_1_head", q=(1, 4, 64, 65, 17, -70, 3), heads=(3, 3), dims=(64, 64)),
+    replace(FEW, name="few_rows_16_heads", q=(5, 65, 1, 17, -70, 3), heads=(16, 1), dims=(64, 64)),
+    replace(FEW, name="few_rows_1_head", q=(4, 64, 65, 17, -70, 3), heads=(3, 3), dims=(64, 64)),
     replace(FEW, name="few_rows_window", window=(9, 3), causal=False, heads=(6, 3), layout="transposed"),
-    replace(FEW, name="few_rows_many_keys", q=(1, 1, 4, 70, 16), k=(300, 64, 130, 80, 5), heads=(8, 1)),
+    replace(FEW, name="few_rows_many_keys", q=(1, 4, 70, 16), k=(200, 130, 80, 5), heads=(8, 1)),
     replace(FEW, name="few_rows_192_128", q=(1, 20, 70), k=(200, 20, 75), dims=(192, 128), heads=(4, 1)),
     replace(FEW, name="few_rows_256", q=(1, 33, 66), k=(100, 33, 70), dims=(256, 200), heads=(4, 2)),
 )
@@ -77,8 +77,7 @@ def test_against_float64_on_hopper(name: str, dtype: torch.dtype, hopper: str) -
     Oracle(case, x).check(on_every_schedule(hopper, case, x))
 
 
-@pytest.mark.parametrize("dtype", (BFLOAT16, FLOAT16), ids=id_of)
-@pytest.mark.parametrize("case", FEW_ROWS, ids=id_of)
+@pytest.mark.parametrize(("case", "dtype"), zip(FEW_ROWS, (BFLOAT16, FLOAT16) * 4, strict=True), ids=id_of)
 def test_documents_of_few_rows_on_hopper(case: Case, dtype: torch.dtype, hopper: str) -> None:
     x = inputs(case, dtype)
     Oracle(case, x).check(on_every_schedule(hopper, case, x))
@@ -92,11 +91,11 @@ def test_packed_is_alone_on_hopper(case: Case, hopper: str) -> None:
         assert_same_bits(of_document(case, n, packed), alone_on(hopper, case, n, x), f"document {n} alone and packed")
 
 
-@pytest.mark.parametrize("case", FEW_ROWS[:4], ids=id_of)
+@pytest.mark.parametrize("case", FEW_ROWS[:3], ids=id_of)
 def test_nan_stays_in_its_document_on_hopper(case: Case, hopper: str) -> None:
     x = inputs(case, BFLOAT16)
     clean = run_on(hopper, case, x)
-    for n, bad in enumerate(case.documents):
+    for n, bad in enumerate(case.documents[:3]):
         y = x
         for name in "qkv":
             start, length = (bad.k_start, bad.k_length) if name in "kv" else (bad.q_start, bad.q_length)
