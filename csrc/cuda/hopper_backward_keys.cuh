@@ -44,8 +44,8 @@ struct HopperBackwardKeyShape : hopper::Ring<STAGES_> {
   static constexpr int kStageBytes = kBufferBytes + kStatsBytes;
   static constexpr int kStats = kRing + STAGES * kBufferBytes;
 
-  // What each warp of the consumers notes down of its item: numbers (KeyConsumer::Note), ranges of its 16 keys.
-  static constexpr int kNotes = kStats + STAGES * kStatsBytes, kRanges = 48, kNotesBytes = kRanges + 16 * 8;
+  // What each warp of the consumers notes down of its item: KeyConsumer::Note, ranges of its 16 keys.
+  static constexpr int kNotes = kStats + STAGES * kStatsBytes, kRanges = 32, kNotesBytes = kRanges + 16 * 8;
 
   // mbarriers. Full: has landed, statistics and all; empty: has been read; landed: the rows are there, but those past
   // the tile's are still to be zeroed. Own: the tile's keys and values.
@@ -360,30 +360,32 @@ struct KeyConsumer {
     free_stage();
   }
 
-  // Numbers of the item that would hold registers in the loops. Bounds of the loops over a head's blocks, as rows:
-  // blocks from kBegin on see nothing of this group's keys, from kSome on some of it, of kFirst <= block < kFull this
-  // one and the next all of it, the block at kLast is the last to see any, and there are no blocks from kEnd on. Then
-  // the round, how many items there were that had blocks, and how many query heads are left.
-  enum Note { kBegin, kSome, kFirst, kFull, kLast, kEnd, kRound, kItems, kHeads };
+  // Bounds of the loops over a head's blocks, as rows: noted down, because they would hold registers in the loops.
+  // Blocks from kBegin on see nothing of this group's keys, from kSome on some of it, of kFirst <= block < kFull this
+  // one and the next all of it, the block at kLast is the last to see any, and there are no blocks from kEnd on.
+  // kRound is that of the item, kItems counts those so far that had blocks.
+  enum Note { kBegin, kSome, kFirst, kFull, kLast, kEnd, kRound, kItems };
   PACKATTN_DEVICE int noted(Note note) const {
     return forward::uniform(static_cast<int>(ptx::lds32(notes + note * 4)));
   }
-  PACKATTN_DEVICE void note(Note note, int value) {
-    ptx::warp_sync();  // all have read what was there
-    if (lane == 0) ptx::sts32(notes + note * 4, ptx::ibits(value));
-    ptx::warp_sync();
-  }
-  PACKATTN_DEVICE void note_tile(const BackwardTask& task, const Tile& tile) {
+  PACKATTN_DEVICE void note_item(const BackwardTask& task, const Tile& tile, int round, int items) {
     const int warp = forward::uniform(ptx::thread_index() / 32), group = warp / 4 - 1;
     const GroupRanges ranges = GroupRanges::load<true>(task.query_begin, task.query_end, tile, group * 64, warp, lane);
     const GroupBlocks<ROWS> blocks(ranges, tile);
-    note(kBegin, tile.begin);
-    note(kSome, tile.begin + blocks.some_first * ROWS);
-    note(kFirst, tile.begin + blocks.first * ROWS);
-    note(kFull, tile.begin + (blocks.last - 1) * ROWS);
-    note(kLast, tile.begin + (blocks.some_last - 1) * ROWS);
-    note(kEnd, tile.begin + Shape::blocks(tile) * ROWS);
-    note(kHeads, task.heads_q / task.heads_k);
+    const auto note = [&](Note note, int block) {
+      ptx::sts32(notes + note * 4, ptx::ibits(tile.begin + block * ROWS));
+    };
+    ptx::warp_sync();  // all have read those of the item before
+    if (lane == 0) {
+      note(kBegin, 0);
+      note(kSome, blocks.some_first);
+      note(kFirst, blocks.first);
+      note(kFull, blocks.last - 1);
+      note(kLast, blocks.some_last - 1);
+      note(kEnd, Shape::blocks(tile));
+      ptx::sts32(notes + kRound * 4, ptx::ibits(round));
+      ptx::sts32(notes + kItems * 4, ptx::ibits(items));
+    }
     if (lane % 4 == 0) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -439,23 +441,18 @@ struct KeyConsumer {
   }
 
   PACKATTN_DEVICE void run(const BackwardTask& task) {
-    note(kItems, 0);
-    for (int round = 0;; round = noted(kRound) + 1) {
-      note(kRound, round);
-      const int index = KeyItem(task, round).tile;
-      if (index >= forward::uniform(ptx::load_global(task.key_tiles.count))) return;
-      const Tile tile = forward::load_tile(task.key_tiles.tiles + index);
-      note_tile(task, tile);
+    for (int round = 0, items = 0;; round = noted(kRound) + 1, items = noted(kItems)) {
+      const KeyItem item(task, round);
+      if (item.tile >= forward::uniform(ptx::load_global(task.key_tiles.count))) return;
+      const Tile tile = forward::load_tile(task.key_tiles.tiles + item.tile);
+      const bool has_blocks = tile.begin < tile.end;
+      note_item(task, tile, round, has_blocks ? items + 1 : items);
       for (float& x : dk) x = 0.f;
       for (float& x : dv) x = 0.f;
-      if (Shape::blocks(tile) > 0) {
-        const int items = noted(kItems);
+      if (has_blocks) {
         ptx::mbarrier_wait(base + Shape::kOwnFull, static_cast<uint32_t>(items) % 2);
-        note(kItems, items + 1);
-        for (int heads = noted(kHeads); heads > 0; heads = noted(kHeads) - 1) {
-          note(kHeads, heads);
-          run_head();
-        }
+#pragma unroll 1
+        for (int heads = item.group; heads > 0; --heads) run_head();
         if (lane == 0) ptx::mbarrier_arrive(base + Shape::kOwnEmpty);  // all products with K and V are done
       }
       store(task);

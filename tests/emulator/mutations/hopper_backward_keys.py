@@ -14,7 +14,6 @@ PADDED = ("0", "1", "34 each")
 ARRIVE = "if (lane == 0) ptx::mbarrier_arrive(base + Shape::kFull + stage * 8);\n"
 FREE = "    if (lane == 0) ptx::mbarrier_arrive(base + Shape::kEmpty + Shape::stage(uses) * 8);\n"
 OWN = "      if (lane == 0) ptx::mbarrier_arrive(base + Shape::kOwnEmpty);"
-NOTE = "    if (lane == 0) ptx::sts32(notes + note * 4, ptx::ibits(value));\n"
 SUMMED = "      ptx::wgmma_wait<0>(dv, dp);\n"
 STEP = (
     "    make_operand<MASK>(row);\n    wait_full(uses + 1);\n    ptx::wgmma_fence();\n    multiply_scores(uses + 1);\n"
@@ -121,22 +120,28 @@ MUTATIONS = [
     Mutation(
         "keys freed before they are read",
         KERNEL,
-        "        note(kItems, items + 1);\n",
-        "        note(kItems, items + 1);\n  " + OWN + "\n",
+        "      if (has_blocks) {\n",
+        "      if (has_blocks) {\n" + OWN + "\n",
     ),
     Mutation("keys never freed", KERNEL, "  " + OWN, "        // "),
     # ---- notes
-    without("notes read while they are written", "    ptx::warp_sync();  // all have read what was there\n"),
-    Mutation("notes written and not joined", KERNEL, NOTE + "    ptx::warp_sync();\n", NOTE),
+    without("notes written while they are read", "    ptx::warp_sync();  // all have read those of the item before\n"),
     Mutation(
-        "ranges written and not joined",
+        "notes not joined",
         KERNEL,
         "      }\n    }\n    ptx::warp_sync();\n  }\n\n  // All blocks",
         "      }\n    }\n  }\n\n  // All blocks",
     ),
     Mutation("notes of the other warps", KERNEL, "warp * Shape::kNotesBytes", "0 * Shape::kNotesBytes"),
-    Mutation("heads not counted", KERNEL, "noted(kHeads) - 1)", "noted(kHeads) - 2)"),
-    Mutation("item not counted", KERNEL, "note(kItems, items + 1);", "note(kItems, items + 2);"),
+    Mutation("a head too few", KERNEL, "heads > 0; --heads) run_head", "heads > 1; --heads) run_head"),
+    Mutation("items not counted", KERNEL, "has_blocks ? items + 1 : items", "items"),
+    Mutation("a round left out", KERNEL, "round = noted(kRound) + 1,", "round = noted(kRound) + 2,"),
+    Mutation(
+        "rounds in another order than the copier's",
+        KERNEL,
+        "      const KeyItem item(task, round);\n      if",
+        "      const KeyItem item(task, round + round % 2);\n      if",
+    ),
     # ---- registers
     Mutation("more registers than there are", KERNEL, "ROWS > 64 ? 232 : 240", "ROWS > 64 ? 232 : 248"),
     Mutation(
@@ -234,13 +239,17 @@ MUTATIONS = [
     ),
     # ---- masks and foreign rows
     Mutation(
-        "a block too many without mask at the end", KERNEL, "(blocks.last - 1) * ROWS", "blocks.last * ROWS", NUMBERS
+        "a block too many without mask at the end",
+        KERNEL,
+        "note(kFull, blocks.last - 1)",
+        "note(kFull, blocks.last)",
+        NUMBERS,
     ),
     Mutation(
         "a block too many without mask at the start",
         KERNEL,
-        "note(kFirst, tile.begin + blocks.first * ROWS)",
-        "note(kFirst, tile.begin + (blocks.first - 1) * ROWS)",
+        "note(kFirst, blocks.first)",
+        "note(kFirst, blocks.first - 1)",
         NUMBERS,
     ),
     Mutation(
@@ -252,7 +261,9 @@ MUTATIONS = [
         arguments=PADDED,
     ),
     Mutation("first weights without mask", KERNEL, "weigh<true>(uses, row);", "weigh<false>(uses, row);", NUMBERS),
-    Mutation("a block too few", KERNEL, "(blocks.some_last - 1) * ROWS", "(blocks.some_last - 2) * ROWS", NUMBERS),
+    Mutation(
+        "a block too few", KERNEL, "note(kLast, blocks.some_last - 1)", "note(kLast, blocks.some_last - 2)", NUMBERS
+    ),
     Mutation("weights not masked", KERNEL, "= MASK && !seen(at) ? 0.f : weight", "= weight", NUMBERS),
     Mutation(
         "gradients not masked",
