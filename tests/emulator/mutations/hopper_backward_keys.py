@@ -10,6 +10,7 @@ POLICIES = ["0", "2"]
 KERNEL = "csrc/cuda/hopper_backward_keys.cuh"
 SKIPS = ("0", "1", "long and short sides")
 PADDED = ("0", "1", "34 each")
+CAPPED = ("0", "1", "softcap and sinks")  # where dS is masked by nothing but its own mask
 
 ARRIVE = "if (lane == 0) ptx::mbarrier_arrive(base + Shape::kFull + stage * 8);\n"
 FREE = "    if (lane == 0) ptx::mbarrier_arrive(base + Shape::kEmpty + Shape::stage(uses) * 8);\n"
@@ -251,6 +252,7 @@ MUTATIONS = [
         "note(kFirst, blocks.first)",
         "note(kFirst, blocks.first - 1)",
         NUMBERS,
+        arguments=CAPPED,
     ),
     Mutation(
         "last block without mask",
@@ -258,7 +260,7 @@ MUTATIONS = [
         "make_operand<true>(row);",
         "make_operand<false>(row);",
         NUMBERS,
-        arguments=PADDED,
+        arguments=CAPPED,
     ),
     Mutation("first weights without mask", KERNEL, "weigh<true>(uses, row);", "weigh<false>(uses, row);", NUMBERS),
     Mutation(
@@ -271,7 +273,7 @@ MUTATIONS = [
         "dp[at] = MASK && !seen(at) ? 0.f : gradient",
         "dp[at] = gradient",
         NUMBERS,
-        arguments=("0", "1", "15,1,47,130 bidirectional"),
+        arguments=CAPPED,
     ),
     Mutation("mask ends a row late", KERNEL, "column < end[r];", "column <= end[r];", NUMBERS),
     Mutation("mask begins a row late", KERNEL, "column >= begin[r] &&", "column > begin[r] &&", NUMBERS),
