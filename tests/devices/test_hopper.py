@@ -77,7 +77,7 @@ def test_against_float64_on_hopper(name: str, dtype: torch.dtype, hopper: str) -
     Oracle(case, x).check(on_every_schedule(hopper, case, x))
 
 
-@pytest.mark.parametrize(("case", "dtype"), zip(FEW_ROWS, (BFLOAT16, FLOAT16) * 4, strict=True), ids=id_of)
+@pytest.mark.parametrize(("case", "dtype"), [*zip(FEW_ROWS, (BFLOAT16, FLOAT16) * 4, strict=True)], ids=id_of)
 def test_documents_of_few_rows_on_hopper(case: Case, dtype: torch.dtype, hopper: str) -> None:
     x = inputs(case, dtype)
     Oracle(case, x).check(on_every_schedule(hopper, case, x))
