@@ -318,11 +318,10 @@ MUTATIONS = [
         arguments=PADDED,
     ),
     Mutation(
-        "statistics of foreign rows",
+        "statistics past the last row",
         KERNEL,
         "if (row + i * 32 + lane < end)",
-        "if (row + i * 32 + lane < task.total_q)",
-        NUMBERS,
+        "if (row + i * 32 + lane < end + ROWS)",
         arguments=PADDED,
     ),
     Mutation(
