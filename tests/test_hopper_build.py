@@ -1,6 +1,6 @@
 """The sm_90a kernels as nvcc compiles them: nothing spilled, nothing serialised, main loops within what was planned.
 
-Every instantiation is compiled, which takes two minutes. If PACKATTN_BUILD_LOG names the output of a build that has done
+Every instantiation is compiled, which takes two minutes. If PACKATTN_BUILD_LOG names the output of a build that did
 it (PIP_LOG of the pip that built the packattn that is imported), that is read, and the library that was built.
 """
 
