@@ -170,6 +170,20 @@ def test_the_cuda_kernels_that_would_serve(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.skipif(_library.extension is None, reason="no compiled libraries")
+def test_sm90_without_its_kernels_in_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call itself would raise; info says so before it."""
+    monkeypatch.setenv("PACKATTN_CUDA_KERNEL", "sm90")
+    monkeypatch.setattr(info, "_capability", lambda: 90)
+    facts = _library.extension.build_info()
+    for archs, kernel in (("8.0 9.0a+PTX", "compiled, sm90 64"), ("8.0 9.0", "none")):
+        monkeypatch.setattr(
+            _library.extension, "build_info", lambda a=archs: facts | {"cuda": True, "cuda_arch_list": a}
+        )
+        name, reasons = info._compiled_for("bfloat16", 64, 64, "cuda")
+        assert name == kernel and ("built for 8.0 9.0, not 9.0a" in " ".join(reasons)) == (kernel == "none")
+
+
+@pytest.mark.skipif(_library.extension is None, reason="no compiled libraries")
 def test_info_says_why_there_is_no_cuda_part() -> None:
     facts, text = info.collect(), info.text(info.collect())
     assert ("none here" in text) == (_library.CUDA.missing is not None)

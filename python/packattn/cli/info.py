@@ -87,6 +87,9 @@ def _compiled_for(dtype: str, head_dim: int, head_dim_v: int, device: str) -> tu
         kernel, _ = extension.cuda_kernel(dtype, head_dim, head_dim_v, _capability())
     except ValueError as error:  # PACKATTN_CUDA_KERNEL names one that does not serve this
         return "none", [str(error)]
+    build = extension.build_info()
+    if kernel.startswith("sm90") and build["cuda"] and "9.0a" not in build["cuda_arch_list"]:
+        return "none", [f"PACKATTN_CUDA_KERNEL=sm90, but the library was built for {build['cuda_arch_list']}, not 9.0a"]
     return f"compiled, {kernel}", []
 
 
