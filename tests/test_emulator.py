@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 
@@ -40,6 +41,13 @@ def test_itself_sanitized(name: str) -> None:
 @pytest.mark.parametrize("name", NATIVE)
 def test_kernels(name: str, policy: str) -> None:
     passes(name, PACKATTN_EMULATOR_POLICY=policy)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flag for fused multiply-adds is that of x86-64")
+def test_kernels_with_products_and_sums_contracted() -> None:
+    """As nvcc has them: a difference from what a product was rounded to is then not 0."""
+    passes("hopper_driver.cpp", "-O2", "-mfma", "-ffp-contract=fast")
 
 
 @pytest.mark.slow

@@ -131,8 +131,9 @@ PACKATTN_DEVICE void zero_foreign_values(const ForwardTask& task, int stack, int
   }
 }
 
-// One block of scores s becomes weights; m (the maximum of the scores, unscaled) and l follow. o is to be multiplied by
-// `correction`.
+// One block of scores s becomes weights; m (the maximum of the scores, times `factor`) and l follow. o is to be
+// multiplied by `correction`, which is exactly 1 where the maximum stays: m is kept as it was rounded, since nvcc
+// contracts a product and a difference, and what rounding took off would come in anew with every block.
 template <bool MASK, int N>
 PACKATTN_DEVICE void softmax(float (&s)[N], float (&m)[2], float (&l)[2], float (&correction)[2], const int (&begin)[2],
                              const int (&end)[2], int first_key, float factor) {
@@ -146,7 +147,7 @@ PACKATTN_DEVICE void softmax(float (&s)[N], float (&m)[2], float (&l)[2], float 
   float reference[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float a = fmaxf(m[r], s[2 * r]), b = s[2 * r + 1];
+    float a = s[2 * r], b = s[2 * r + 1];
 #pragma unroll
     for (int i = 4; i < N; i += 4) {
       a = fmaxf(a, s[i + 2 * r]);
@@ -155,8 +156,9 @@ PACKATTN_DEVICE void softmax(float (&s)[N], float (&m)[2], float (&l)[2], float 
     a = fmaxf(a, b);
     a = fmaxf(a, ptx::shfl_xor(a, 1));
     a = fmaxf(a, ptx::shfl_xor(a, 2));
-    reference[r] = MASK && a == -INFINITY ? 0.f : a * factor;  // a row that has seen nothing yet
-    correction[r] = ptx::ex2(m[r] * factor - reference[r]);
+    a = fmaxf(m[r], a * factor);
+    reference[r] = MASK && a == -INFINITY ? 0.f : a;  // a row that has seen nothing yet
+    correction[r] = ptx::ex2(m[r] - reference[r]);
     m[r] = a;
     l[r] *= correction[r];
   }
@@ -308,7 +310,7 @@ struct Consumer {
       const int head = (item.head() << heads_log2) + (in_group & ((1 << heads_log2) - 1));
       const int64_t row = static_cast<int64_t>(tile.row) + in_tile;
       const bool mine = in_tile < tile.rows, sees = begin[r] < end[r];
-      float sum = l[r], weight = 1.f, reference = m[r] * factor;
+      float sum = l[r], weight = 1.f, reference = m[r];
       sum += ptx::shfl_xor(sum, 1);
       sum += ptx::shfl_xor(sum, 2);
       if (task.sinks != nullptr) {  // one more score, with the value 0

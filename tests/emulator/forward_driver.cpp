@@ -319,6 +319,10 @@ std::vector<Case> more_cases() {
 #ifdef FORWARD_DRIVER_HOPPER
   // Blocks that all rows of a group see between blocks that they do not, and more blocks than stages.
   add("windows of 300", {700, 70}, 128, 128).left = 299;
+  {  // A maximum that stays for many blocks: what came before is to be scaled by 1, whatever a compiler contracts.
+    Case& c = add("one maximum for many blocks", {{1, 100000}}, 64, 64);
+    c.heads_q = 2, c.heads_k = 1, c.steep = 6.f;
+  }
   const auto heads = [](Case& c, int group, int heads_k) { c.heads_q = group * heads_k, c.heads_k = heads_k; };
   // Documents of few rows beside long ones: tiles of 64, 16, 32, 4 rows, with as many heads as make 64.
   heads(add("few rows, a head each", {1, 130, 64, 2, 65, 63, 33, 31, 16, 17, 70, 5}, 64, 64), 1, 3);
