@@ -12,8 +12,7 @@
 //                      else's, their weights are 0, and 0 x NaN is NaN.
 //   warp 2             the rows' statistics, beside them in the ring
 //   consumers          P^T from S^T = K Q^T; dV += P^T dO and dP^T = V dO^T; dS^T from dP^T; dK += dS^T Q, issued
-//   behind
-//                      the next block's S^T, whose exponentials run beside it
+//                      behind the next block's S^T, whose exponentials run beside it
 //
 // Keys are the rows of the products, so P^T and dS^T become operands without leaving the registers. Every sum runs in
 // one order, which depends on the tile alone (head by head, rows from the first that sees the tile): no atomics, and

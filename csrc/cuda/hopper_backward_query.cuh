@@ -206,6 +206,7 @@ struct Consumer {
   // A block that nobody sees is waited for all the same: else this group could free a stage twice in one phase.
   PACKATTN_DEVICE void skip() {
     wait_block();
+    ptx::warp_sync();  // no lane still waits for the phase that lane 0 lets pass
     free_stage(at.stage);
     at.advance();
   }

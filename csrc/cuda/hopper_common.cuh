@@ -68,7 +68,7 @@ PACKATTN_DEVICE void zero_rows(uint32_t matrix, int first, int lane) {
 // Ranges of the 64 rows of a warpgroup on the other axis, cut to its tile's.
 struct GroupRanges {
   int begin[2], end[2];      // of this thread's two rows; 0x7FFFFFFF, 0 where a row sees nothing or is past the tile
-  int full_begin, full_end;  // what all rows of the tile see: full_begin <= x < full_end, whether or not the range is
+  int full_begin, full_end;  // what all rows of the group see: full_begin <= x < full_end, whether or not the range is
                              // empty; 0, 0x7FFFFFFF where the group has no row. The same in all threads of a warp
   int some_begin, some_end;  // with SOME: spans what any row sees; 0x7FFFFFFF, 0 if none does. The same as well
 

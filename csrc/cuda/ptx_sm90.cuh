@@ -7,9 +7,8 @@
 //
 //   K-major:  rows of the span of the swizzle along k, eight rows make a group; `stride` bytes from group to group of
 //             eight rows (of A) or columns (of B). A step of 16 in k is 32 bytes further, inside the span.
-//   MN-major: rows of the span along m or n, eight of them (eight k) a group; `stride` bytes from group to group along
-//   k,
-//             `leading` bytes from one span to the next along m or n.
+//   MN-major: rows of the span along m or n, eight of them (eight k) a group; `stride` bytes from group to group
+//             along k, `leading` bytes from one span to the next along m or n.
 //
 // With swizzle, chunk c of 16 bytes in row r of a group lies at chunk c ^ (r % 8) (128-byte span), and groups start at
 // multiples of 1024 bytes. Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Operation".
@@ -76,8 +75,7 @@ PACKATTN_DEVICE void mbarrier_wait(uint32_t address, uint32_t parity) {
       : "memory");
 }
 
-// ---- turns, registers
-// ------------------------------------------------------------------------------------------------------
+// ---- turns, registers -----------------------------------------------------------------------------------------------
 
 // Says that warpgroups take turns in the order of their numbers; the emulator checks it, a GPU does nothing.
 PACKATTN_DEVICE void turn(int, int, bool) {}

@@ -2,7 +2,8 @@
 
     python tests/emulator/conformance.py on_gpu.txt emulated.txt
 
-Exit status 1 if a line differs, or none is in both. Lines that only one of them has (a GPU that is no Hopper) are counted, not judged.
+Exit status 1 if a line differs, or none is in both. Lines that only one of them has (a GPU that is no Hopper) are
+counted, not judged.
 """
 
 from __future__ import annotations

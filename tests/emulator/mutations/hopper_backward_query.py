@@ -14,7 +14,10 @@ STEP = "  PACKATTN_DEVICE void step(int first_key) {\n    wait_block();\n"
 SUMMED = "      ptx::wgmma_wait<0>(dq);\n      free_stage(before);\n    }\n"
 FINISHED = "    sum_block();\n    ptx::wgmma_wait<0>(dq);\n    free_stage(before);\n"
 DIFFERENTIATED = "      differentiate<MASK>(first_key);\n      finish_before_here();\n"
-SKIPPED = "    wait_block();\n    free_stage(at.stage);\n    at.advance();\n"
+SKIPPED = (
+    "    wait_block();\n    ptx::warp_sync();  // no lane still waits for the phase that lane 0 lets pass\n"
+    "    free_stage(at.stage);\n    at.advance();\n"
+)
 WAITED = "      consumer.wait_rows();\n"
 ARRIVED = "      if (lane == 0) ptx::mbarrier_arrive(base + Shape::kRowsEmpty + consumer.rows.stage * 8);\n"
 
