@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import cubin
+import documents
 import hopper_model
 import sass
 import shapes
@@ -232,17 +233,11 @@ def markdown(header: list[str], cells: list[list[str]], words: int) -> str:
 def write(rows: list[dict[str, Any]]) -> None:
     """Makes the tables of docs/cuda.md those of these rows, of bfloat16 (float16 has other products, else the same)."""
     chosen = [r for r in rows if r["dtype"] == "bfloat16"]
-    path = cubin.ROOT / "docs" / "cuda.md"
-    text = path.read_text(encoding="utf-8")
     parts = {
         "hopper-loops": markdown(*loops_table(chosen), words=4),
         "hopper-bounds": markdown(*totals_table(totals(chosen)), words=2),
     }
-    for name, table in parts.items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-        before, rest = text.split(begin)
-        text = before + begin + table + "\n" + end + rest.split(end)[1]
-    path.write_text(text, encoding="utf-8")
+    documents.replace_blocks(cubin.ROOT / "docs" / "cuda.md", parts)
 
 
 def main() -> int:

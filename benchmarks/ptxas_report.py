@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import cubin
+import documents
 import hopper_report
 import shapes
 from packattn.cli import tables
@@ -130,9 +131,7 @@ def write_plan(rows: list[dict[str, Any]]) -> None:
     order = [name + few for name in order for few in ("", FEW_ROWS)]
     for (name, dims), cells in sorted(found.items(), key=lambda item: order.index(item[0][0])):
         lines.append(f"| {name} | {dims} | {' | '.join(cells.get(c, '-') for c in CLASSES)} |")
-    text = DOCUMENT.read_text(encoding="utf-8")
-    head, rest = text.split(BEGIN)
-    DOCUMENT.write_text(head + BEGIN + "\n".join(lines) + "\n" + END + rest.split(END)[1], encoding="utf-8")
+    documents.replace_blocks(DOCUMENT, {"occupancy-plan": "\n".join(lines)})
 
 
 def faults(rows: list[dict[str, Any]], plan: Plan) -> list[str]:

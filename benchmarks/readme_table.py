@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 
 from configurations import CASES, DTYPES
+from documents import replace_blocks
 from report import Row, grouped, ratio
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,26 +72,18 @@ def demo_output(printed: str) -> str:
     return f"```text\n{printed[at:].strip()}\n```"
 
 
-def replace_block(text: str, name: str, block: str) -> str:
-    opening, closing = f"<!-- {name} -->", f"<!-- /{name} -->"
-    if text.count(opening) != 1 or text.count(closing) != 1:
-        raise SystemExit(f"the document must hold {opening} and {closing} once each")
-    before, rest = text.split(opening)
-    return f"{before}{opening}\n{block}\n{closing}{rest.split(closing)[1]}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="?", help="rows of bench_attention.py")
     parser.add_argument("--demo", type=Path, help="what packattn demo printed")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     options = parser.parse_args()
-    text = options.readme.read_text(encoding="utf-8")
+    blocks = {}
     if options.results:
-        text = replace_block(text, "benchmark-table", table(json.loads(options.results.read_text())))
+        blocks["benchmark-table"] = table(json.loads(options.results.read_text()))
     if options.demo:
-        text = replace_block(text, "demo-output", demo_output(options.demo.read_text(encoding="utf-8")))
-    options.readme.write_text(text, encoding="utf-8")
+        blocks["demo-output"] = demo_output(options.demo.read_text(encoding="utf-8"))
+    replace_blocks(options.readme, blocks)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import cubin
+import documents
 import roofline
 import sass
 import shapes
@@ -244,13 +245,8 @@ def roofline_table(rows: list[dict[str, Any]]) -> str:
 
 def write(rows: list[dict[str, Any]]) -> None:
     """Makes the tables of docs/cuda.md those of these rows."""
-    path = cubin.ROOT / "docs" / "cuda.md"
-    text = path.read_text(encoding="utf-8")
-    for name, table in (("main-loops", loops_table(rows)), ("roofline", roofline_table(rows))):
-        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-        before, rest = text.split(begin)
-        text = before + begin + table + "\n" + end + rest.split(end)[1]
-    path.write_text(text, encoding="utf-8")
+    parts = {"main-loops": loops_table(rows), "roofline": roofline_table(rows)}
+    documents.replace_blocks(cubin.ROOT / "docs" / "cuda.md", parts)
 
 
 def main() -> int:
