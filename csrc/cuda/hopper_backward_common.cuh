@@ -1,4 +1,4 @@
-// What the Hopper backward kernels share: which blocks of the other axis a warpgroup works on.
+// What the Hopper backward kernels share: which blocks of the other axis a warpgroup works on, and their products.
 #pragma once
 #include "attention_backward_common.cuh"
 #include "hopper_common.cuh"
@@ -48,13 +48,6 @@ PACKATTN_DEVICE void multiply_columns(float (&x)[N], const uint32_t (&a)[STEPS][
     ptx::wgmma_rs<T, true>(x, a[i], advance(from_b, i * 2048), true);
   }
   ptx::wgmma_commit();
-}
-
-// An accumulator as operand A, 16 columns a step.
-template <class T, int STEPS>
-PACKATTN_DEVICE void pack_operands(uint32_t (&a)[STEPS][4], const float (&x)[STEPS * 8]) {
-#pragma unroll
-  for (int i = 0; i < STEPS * 4; ++i) a[i / 4][i % 4] = ptx::pack2<T>(x[2 * i], x[2 * i + 1]);
 }
 
 }  // namespace packattn::cuda::hopper

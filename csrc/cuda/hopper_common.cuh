@@ -118,6 +118,13 @@ struct GroupRanges {
   }
 };
 
+// An accumulator as operand A, 16 columns a step.
+template <class T, int STEPS>
+PACKATTN_DEVICE void pack_operands(uint32_t (&a)[STEPS][4], const float (&x)[STEPS * 8]) {
+#pragma unroll
+  for (int i = 0; i < STEPS * 4; ++i) a[i / 4][i % 4] = ptx::pack2<T>(x[2 * i], x[2 * i + 1]);
+}
+
 // Stores row r of this thread's quad: COLUMNS columns of x times `factor`, or zeros unless `sees`. to: the row's first
 // number, aligned to 16 bytes; columns from `columns` on (a multiple of 8) are not stored, nor is anything unless
 // `mine`. All lanes of a warp come here.

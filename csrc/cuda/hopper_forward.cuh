@@ -246,10 +246,7 @@ struct Consumer {
     }
     softmax<MASK>(s, m, l, correction, begin, end, first_key, factor);
   }
-  PACKATTN_DEVICE void pack_weights() {
-#pragma unroll
-    for (int i = 0; i < BN / 4; ++i) weights[i / 4][i % 4] = ptx::pack2<T>(s[2 * i], s[2 * i + 1]);
-  }
+  PACKATTN_DEVICE void pack_weights() { pack_operands<T>(weights, s); }
 
   // The scores of an item's first block, which is masked: nothing is known of it.
   PACKATTN_DEVICE void start(int first_key) {

@@ -155,7 +155,7 @@ MUTATIONS = [
     Mutation("sums over the other major", SHARED, "wgmma_rs<T, true>", "wgmma_rs<T, false>", NUMBERS),
     Mutation(
         "operands swapped",
-        SHARED,
+        COMMON,
         "a[i / 4][i % 4] = ptx::pack2<T>(x[2 * i], x[2 * i + 1]);",
         "a[i / 4][i % 4] = ptx::pack2<T>(x[2 * i + 1], x[2 * i]);",
         NUMBERS,
